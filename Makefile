@@ -1,0 +1,33 @@
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test test-slow coverage benchmark clean
+
+demo: $(VENV)/installed
+	$(BIN)/secure-fedclust demo --out demo
+
+test: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+test-slow: $(VENV)/installed
+	$(BIN)/pytest -m slow
+
+coverage: $(VENV)/installed
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage report
+
+benchmark: $(VENV)/installed
+	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/papers.py
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -1,0 +1,21 @@
+"""The errors a caller may want to catch, each of which says what to change."""
+
+
+class SecureFedClustError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class DataError(SecureFedClustError, ValueError):
+    """A client's records cannot be clustered as they are."""
+
+
+class ParameterError(SecureFedClustError, ValueError):
+    """A parameter, a configuration file or a privacy spec is not usable."""
+
+
+class ProtocolError(SecureFedClustError):
+    """A message is malformed, oversized, out of order, or too few clients answered."""
+
+
+class FederationWarning(UserWarning):
+    """The run went on without some client's message, or found fewer clusters than asked for."""

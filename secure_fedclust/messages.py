@@ -1,0 +1,281 @@
+"""What travels between server and clients: schema-checked binary messages, never pickle.
+
+A `Stage` is one question of the server and the answer to it. Both are checked field by field when
+they are decoded; whatever does not fit raises a `ProtocolError` that names the field.
+
+On the wire a message is four bytes of magic, a CRC-32 of the rest, and a msgpack list of schema
+name, run, step and fields. Arrays travel as shape and little-endian bytes; their type is in the
+schema. The checksum finds accidents; who sent a message is for the engine to authenticate.
+"""
+
+import math
+import struct
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgpack
+import numpy as np
+
+from secure_fedclust.errors import ProtocolError
+
+MAX_BYTES = 1 << 26
+"""No message is larger, whatever its schema would allow."""
+
+_MAGIC = b"SFC1"
+_HEADER = struct.Struct(">4sI")
+_OVERHEAD = 512
+
+Bounds = Mapping[str, int | tuple[int, int]]
+"""What a named dimension may be: exactly one size, or any from a first to a last."""
+
+
+class Field(ABC):
+    """One value of a message."""
+
+    @abstractmethod
+    def pack(self, name: str, value: Any) -> Any:
+        """Turn a value into what msgpack can carry, or refuse it."""
+
+    @abstractmethod
+    def unpack(self, name: str, packed: Any) -> Any:
+        """Turn what msgpack carried into a value, or refuse it."""
+
+    def dimensions(self, value: Any) -> list[tuple[str, int]]:
+        """Name and size of each dimension of a value; none unless it is an array."""
+        return []
+
+    def max_bytes(self, bounds: Bounds) -> int:
+        """Return the largest size that a value within the bounds has on the wire."""
+        return 64
+
+
+@dataclass(frozen=True)
+class Array(Field):
+    """A numeric array whose dimensions have names; equal names mean equal sizes."""
+
+    shape: tuple[str, ...]
+    dtype: Literal["float64", "int64"] = "float64"
+    minimum: float | None = None
+
+    def pack(self, name: str, value: Any) -> tuple[list[int], bytes]:
+        array = np.ascontiguousarray(value, dtype=np.dtype(self.dtype).newbyteorder("<"))
+        self._check(name, array)
+        return list(array.shape), array.tobytes()
+
+    def unpack(self, name: str, packed: Any) -> np.ndarray[Any, Any]:
+        match packed:
+            case [list(shape), bytes(data)] if all(type(n) is int and n >= 0 for n in shape):
+                pass
+            case _:
+                raise ProtocolError(f"field {name!r} is not an array")
+        if len(data) != math.prod(shape) * 8:
+            raise ProtocolError(
+                f"field {name!r} has {len(data)} bytes, its shape {shape} needs others"
+            )
+        array = np.frombuffer(data, dtype=np.dtype(self.dtype).newbyteorder("<")).reshape(shape)
+        array = array.astype(self.dtype)
+        self._check(name, array)
+        return array
+
+    def dimensions(self, value: Any) -> list[tuple[str, int]]:
+        return list(zip(self.shape, np.shape(value), strict=True))
+
+    def max_bytes(self, bounds: Bounds) -> int:
+        return 8 * math.prod(_span(bounds.get(name, (0, MAX_BYTES)))[1] for name in self.shape)
+
+    def _check(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        if array.ndim != len(self.shape):
+            raise ProtocolError(
+                f"field {name!r} has {array.ndim} dimensions, expected {len(self.shape)}"
+            )
+        if not np.isfinite(array).all():
+            raise ProtocolError(f"field {name!r} holds values that are not finite")
+        if self.minimum is not None and (array < self.minimum).any():
+            raise ProtocolError(f"field {name!r} holds values below {self.minimum}")
+
+
+@dataclass(frozen=True)
+class Integer(Field):
+    """A whole number in a range."""
+
+    minimum: int = 0
+    maximum: int = 2**53
+
+    def pack(self, name: str, value: Any) -> int:
+        return self.unpack(name, int(value))
+
+    def unpack(self, name: str, packed: Any) -> int:
+        if type(packed) is not int or not self.minimum <= packed <= self.maximum:
+            raise ProtocolError(
+                f"field {name!r} is not a whole number from {self.minimum} to {self.maximum}"
+            )
+        return packed
+
+
+@dataclass(frozen=True)
+class Real(Field):
+    """A finite number in a range."""
+
+    minimum: float = -math.inf
+
+    def pack(self, name: str, value: Any) -> float:
+        return self.unpack(name, float(value))
+
+    def unpack(self, name: str, packed: Any) -> float:
+        if type(packed) is not float or not math.isfinite(packed) or packed < self.minimum:
+            raise ProtocolError(f"field {name!r} is not a number of at least {self.minimum}")
+        return packed
+
+
+@dataclass(frozen=True)
+class Choice(Field):
+    """One of a few words."""
+
+    words: tuple[str, ...]
+
+    def pack(self, name: str, value: Any) -> str:
+        return self.unpack(name, value)
+
+    def unpack(self, name: str, packed: Any) -> str:
+        if type(packed) is not str or packed not in self.words:
+            raise ProtocolError(f"field {name!r} is none of {', '.join(self.words)}")
+        return packed
+
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """Which message this is: the schema's name, the run and the step within the run."""
+
+    schema: str
+    run: str
+    step: int
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The fields of one kind of message."""
+
+    name: str
+    fields: Mapping[str, Field] = field(default_factory=dict)
+
+    def encode(self, values: Mapping[str, Any], *, run: str, step: int) -> bytes:
+        """Turn values into bytes, refusing what the other side would refuse."""
+        self._check_names(values)
+        packed = {name: kind.pack(name, values[name]) for name, kind in self.fields.items()}
+        body: bytes = msgpack.packb([self.name, run, step, packed])
+        if len(body) > MAX_BYTES:
+            raise ProtocolError(f"{self.name}: {len(body)} bytes are more than {MAX_BYTES}")
+        return _HEADER.pack(_MAGIC, zlib.crc32(body)) + body
+
+    def decode(
+        self, data: bytes, *, run: str, step: int, bounds: Bounds
+    ) -> tuple[Values, dict[str, int]]:
+        """Turn bytes into checked values.
+
+        Parameters
+        ----------
+        data : bytes
+        run, step : str, int
+            The run and step that the message must belong to.
+        bounds : mapping
+            Sizes allowed for named dimensions; names left out are free.
+
+        Returns
+        -------
+        values : dict
+        sizes : dict
+            The size of every named dimension.
+        """
+        limit = min(
+            MAX_BYTES,
+            _OVERHEAD + sum(kind.max_bytes(bounds) + 64 for kind in self.fields.values()),
+        )
+        if len(data) > limit:
+            raise ProtocolError(f"{self.name}: {len(data)} bytes, at most {limit} were expected")
+        envelope, packed = _open(data)
+        if envelope.schema != self.name:
+            raise ProtocolError(f"expected {self.name}, got a message of another schema")
+        if envelope.run != run:
+            raise ProtocolError(f"{self.name}: the message belongs to another run")
+        if envelope.step != step:
+            raise ProtocolError(
+                f"{self.name}: the message belongs to step {envelope.step}, this is step {step}"
+            )
+        self._check_names(packed)
+        values = {name: kind.unpack(name, packed[name]) for name, kind in self.fields.items()}
+        return values, self.sizes(values, bounds)
+
+    def _check_names(self, values: Mapping[str, Any]) -> None:
+        if set(values) != set(self.fields):
+            missing = sorted(set(self.fields) - set(values))
+            surplus = len(set(values) - set(self.fields))
+            raise ProtocolError(f"{self.name}: missing fields {missing}, {surplus} unknown fields")
+
+    def sizes(self, values: Mapping[str, Any], bounds: Bounds) -> dict[str, int]:
+        """Size of every named dimension, which must agree between fields and with the bounds."""
+        sizes: dict[str, int] = {}
+        for name, kind in self.fields.items():
+            for dimension, size in kind.dimensions(values[name]):
+                first, last = _span(bounds.get(dimension, (0, MAX_BYTES)))
+                if not first <= size <= last:
+                    raise ProtocolError(
+                        f"field {name!r}: dimension {dimension!r} is {size}, "
+                        f"expected {first}" + (f" to {last}" if last > first else "")
+                    )
+                if sizes.setdefault(dimension, size) != size:
+                    raise ProtocolError(
+                        f"field {name!r}: dimension {dimension!r} is {size} here "
+                        f"and {sizes[dimension]} elsewhere"
+                    )
+        return sizes
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One question of the server and its answer."""
+
+    name: str
+    request: Schema
+    reply: Schema
+
+
+def stage(name: str, *, request: Mapping[str, Field], reply: Mapping[str, Field]) -> Stage:
+    """Define a stage by the fields of its request and of its reply."""
+    return Stage(name, Schema(f"{name}/request", request), Schema(f"{name}/reply", reply))
+
+
+def read_envelope(data: bytes) -> Envelope:
+    """Tell which message this is, without looking at its fields."""
+    if len(data) > MAX_BYTES + _HEADER.size:
+        raise ProtocolError(f"a message of {len(data)} bytes, at most {MAX_BYTES} are allowed")
+    return _open(data)[0]
+
+
+def _open(data: bytes) -> tuple[Envelope, dict[str, Any]]:
+    if len(data) < _HEADER.size:
+        raise ProtocolError(f"a message of {len(data)} bytes is truncated")
+    magic, checksum = _HEADER.unpack_from(data)
+    if magic != _MAGIC:
+        raise ProtocolError("not a message of this protocol, or of another version of it")
+    body = memoryview(data)[_HEADER.size :]
+    if zlib.crc32(body) != checksum:
+        raise ProtocolError("the checksum does not match: the message is truncated or corrupt")
+    try:
+        content = msgpack.unpackb(body)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise ProtocolError("the message is not valid msgpack") from error
+    match content:
+        case [str(schema), str(run), int(step), dict(packed)]:
+            return Envelope(schema, run, step), packed
+        case _:
+            raise ProtocolError("the message is not a list of schema, run, step and fields")
+
+
+def _span(bound: int | tuple[int, int]) -> tuple[int, int]:
+    return (bound, bound) if isinstance(bound, int) else bound

@@ -1,0 +1,79 @@
+"""The client's end of a protocol."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from secure_fedclust.arrays import Floats
+from secure_fedclust.errors import ProtocolError
+from secure_fedclust.messages import Stage, read_envelope
+from secure_fedclust.privacy.spec import PrivacySpec
+
+Answer = TypeVar("Answer", bound=Callable[..., dict[str, Any]])
+
+
+def answers(stage: Stage) -> Callable[[Answer], Answer]:
+    """Mark the method that answers a stage."""
+
+    def mark(method: Answer) -> Answer:
+        method.stage = stage  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+class Client:
+    """Holds one client's records and answers the requests of one run.
+
+    Subclasses have one method a stage, marked by `answers`; it takes the request's fields and
+    returns the reply's.
+
+    Requests must come in order and belong to one run. The very same request again gets the very
+    same bytes again; anything else that is not newer than the last request is refused.
+
+    Parameters
+    ----------
+    X : array of shape (n, d)
+        The client's records.
+    spec : PrivacySpec
+        What the client agreed to.
+    rng : numpy.random.Generator
+        Randomness of the algorithm.
+    """
+
+    _stages: ClassVar[dict[str, tuple[Stage, str]]] = {}
+
+    def __init__(self, X: Floats, spec: PrivacySpec, rng: np.random.Generator) -> None:
+        self.X = X
+        self.spec = spec
+        self.rng = rng
+        self._run: str | None = None
+        self._step = -1
+        self._last: tuple[bytes, bytes] | None = None
+
+    def __init_subclass__(cls) -> None:
+        cls._stages = {
+            method.stage.request.name: (method.stage, name)
+            for name, method in vars(cls).items()
+            if hasattr(method, "stage")
+        }
+
+    def handle(self, data: bytes) -> bytes:
+        """Answer one request, or raise a `ProtocolError` and compute nothing."""
+        if self._last is not None and data == self._last[0]:
+            return self._last[1]
+        envelope = read_envelope(data)
+        run, step = envelope.run, envelope.step
+        if self._run not in (None, run):
+            raise ProtocolError("the request belongs to another run than the last one")
+        if step <= self._step:
+            raise ProtocolError(f"the request is for step {step}, step {self._step} is answered")
+        if envelope.schema not in self._stages:
+            raise ProtocolError("the request is for a stage that this client does not take part in")
+        stage, method = self._stages[envelope.schema]
+        bounds = {"d": self.X.shape[1]}
+        request, _ = stage.request.decode(data, run=run, step=step, bounds=bounds)
+        reply = stage.reply.encode(getattr(self, method)(**request), run=run, step=step)
+        self._run, self._step, self._last = run, step, (data, reply)
+        return reply

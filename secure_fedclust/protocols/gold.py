@@ -1,0 +1,37 @@
+"""GOLD without protection: the server sees the centroids of each client's micro-clusters, once."""
+
+from typing import Any
+
+import numpy as np
+
+from secure_fedclust.algorithms import gold
+from secure_fedclust.messages import Array, stage
+from secure_fedclust.protocols.client import Client, answers
+from secure_fedclust.protocols.clustering import Clustering, stack
+from secure_fedclust.protocols.session import Session
+
+MAX_CENTROIDS = 1 << 20
+"""More micro-clusters than this are not taken from one client."""
+
+CENTROIDS = stage("gold/centroids", request={}, reply={"centroids": Array(("k", "d"))})
+
+
+class GOLDClient(Client):
+    """Reports the centroids of its micro-clusters.
+
+    Privacy unit: none, the message is unprotected.
+    Sensitivity: unbounded.
+    Who sees it: the server.
+    """
+
+    @answers(CENTROIDS)
+    def centroids(self) -> dict[str, Any]:
+        return {"centroids": gold.client_micro_clusters(self.X, self.rng)}
+
+
+def run(session: Session, *, n_clusters: int | None, rng: np.random.Generator) -> Clustering:
+    """The server's side."""
+    replies = session.ask_all(CENTROIDS, {"k": (1, MAX_CENTROIDS)})
+    centers = gold.server_cluster(stack(replies, "centroids"), n_clusters, rng)
+    session.note_centers(centers)
+    return Clustering(centers)

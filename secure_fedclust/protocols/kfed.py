@@ -1,0 +1,43 @@
+"""k-FED without protection: the server sees each client's local centres, once."""
+
+from typing import Any
+
+import numpy as np
+
+from secure_fedclust.algorithms import kfed
+from secure_fedclust.messages import Array, Integer, stage
+from secure_fedclust.protocols.client import Client, answers
+from secure_fedclust.protocols.clustering import Clustering, owners_of, stack
+from secure_fedclust.protocols.session import Session
+
+CENTERS = stage(
+    "kfed/centers",
+    request={"n_local_clusters": Integer(1)},
+    reply={"centers": Array(("k", "d"))},
+)
+
+
+class KFedClient(Client):
+    """Reports local centres of its records.
+
+    Privacy unit: none, the message is unprotected.
+    Sensitivity: unbounded.
+    Who sees it: the server.
+    """
+
+    @answers(CENTERS)
+    def centers(self, n_local_clusters: int) -> dict[str, Any]:
+        return {"centers": kfed.client_cluster(self.X, n_local_clusters, self.rng)}
+
+
+def run(
+    session: Session, *, n_clusters: int, n_local_clusters: int, rng: np.random.Generator
+) -> Clustering:
+    """The server's side."""
+    replies = session.ask_all(
+        CENTERS, {"k": (1, n_local_clusters)}, n_local_clusters=n_local_clusters
+    )
+    local_centers, owners = stack(replies, "centers"), owners_of(replies, "centers")
+    centers = kfed.server_cluster(local_centers, owners, n_clusters, rng)
+    session.note_centers(centers)
+    return Clustering(centers)

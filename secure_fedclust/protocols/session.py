@@ -1,0 +1,131 @@
+"""The server's end of a protocol: asks the clients, checks what comes back, keeps the record."""
+
+import secrets
+import time
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from secure_fedclust.arrays import Floats
+from secure_fedclust.engines.base import Engine
+from secure_fedclust.errors import FederationWarning, ProtocolError
+from secure_fedclust.messages import Bounds, Stage, Values
+from secure_fedclust.privacy.spec import PrivacySpec
+from secure_fedclust.result import Exchange
+
+Replies = dict[str, Values]
+
+
+class Session:
+    """One run over one engine.
+
+    A reply that is truncated, oversized, of another step, of another schema or out of its bounds
+    is set aside with a `FederationWarning`; the run goes on with the replies of the others, and
+    `history` says who was left out and why.
+
+    Parameters
+    ----------
+    engine : Engine
+    spec : PrivacySpec
+    """
+
+    def __init__(self, engine: Engine, spec: PrivacySpec) -> None:
+        self.clients = tuple(engine.clients)
+        self.spec = spec
+        self.history: list[Exchange] = []
+        self.n_features: int | None = None
+        self._engine = engine
+        self._run = secrets.token_hex(8)
+
+    def ask_all(self, stage: Stage, bounds: Bounds | None = None, /, **request: Any) -> Replies:
+        """Ask every client the same question."""
+        return self.ask(stage, dict.fromkeys(self.clients, request), bounds)
+
+    def ask(
+        self, stage: Stage, requests: Mapping[str, Values], bounds: Bounds | None = None
+    ) -> Replies:
+        """Ask each client its own question and return the replies that hold what they must.
+
+        Parameters
+        ----------
+        stage : Stage
+        requests : mapping of client to fields
+        bounds : mapping, optional
+            Sizes allowed for named dimensions of the replies. Dimensions of the request hold for
+            its reply without being named here, and ``d``, the number of features, is fixed for
+            all by what most of the first replies say.
+
+        Raises
+        ------
+        ProtocolError
+            When no client is left.
+        """
+        step = len(self.history)
+        started = time.perf_counter()
+        sent = {
+            client: stage.request.encode(request, run=self._run, step=step)
+            for client, request in requests.items()
+        }
+        received = self._engine.exchange(sent)
+        common = {**(bounds or {}), "d": self.n_features or (1, 1 << 24)}
+        replies: Replies = {}
+        widths: dict[str, int] = {}
+        rejected: dict[str, str] = {}
+        for client in sent:
+            if client not in received:
+                continue
+            try:
+                asked = stage.request.sizes(requests[client], common)
+                replies[client], sizes = stage.reply.decode(
+                    received[client], run=self._run, step=step, bounds={**common, **asked}
+                )
+                widths[client] = sizes.get("d", 0)
+            except ProtocolError as error:
+                rejected[client] = str(error)
+        self._agree_on_width(replies, widths, rejected)
+        self.history.append(
+            Exchange(
+                stage=stage.name,
+                asked=tuple(sent),
+                absent=tuple(client for client in sent if client not in received),
+                rejected=rejected,
+                bytes_down=sum(map(len, sent.values())),
+                bytes_up=sum(map(len, received.values())),
+                seconds=time.perf_counter() - started,
+            )
+        )
+        for client, reason in rejected.items():
+            warnings.warn(
+                f"{client}: reply to {stage.name} set aside: {reason}",
+                FederationWarning,
+                stacklevel=2,
+            )
+        if not replies:
+            raise ProtocolError(
+                f"{stage.name}: no usable reply from any of {len(sent)} clients "
+                f"({len(rejected)} set aside); see the clients' logs"
+            )
+        return replies
+
+    def note_centers(self, centers: Floats) -> None:
+        """Keep the global centres that came out of the last exchange."""
+        self.history[-1].centers = centers
+
+    def _agree_on_width(
+        self, replies: Replies, widths: Mapping[str, int], rejected: dict[str, str]
+    ) -> None:
+        if self.n_features is not None or not replies:
+            return
+        votes = Counter(widths[client] for client in replies).most_common(2)
+        if len(votes) > 1 and votes[0][1] == votes[1][1]:
+            raise ProtocolError(
+                f"clients disagree on the number of features: {votes[0][0]} and {votes[1][0]} "
+                "are equally common; give every client the same columns"
+            )
+        self.n_features = votes[0][0]
+        for client in [client for client in replies if widths[client] != self.n_features]:
+            del replies[client]
+            rejected[client] = (
+                f"{widths[client]} features where most clients have {self.n_features}"
+            )

@@ -1,0 +1,136 @@
+"""What a run leaves behind."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secure_fedclust.errors import ParameterError
+
+_FORMAT = "secure_fedclust result 1"
+
+
+@dataclass
+class Exchange:
+    """One question to the clients and what came back.
+
+    Attributes
+    ----------
+    stage : str
+        What was asked, e.g. ``"fkm/step"``.
+    asked, absent : tuple of str
+        Clients that were asked, and those of them that did not answer.
+    rejected : mapping of client to reason
+        Clients whose reply was set aside.
+    bytes_down, bytes_up : int
+        Bytes sent to and received from all clients.
+    seconds : float
+        From the first request to the last reply, as the server saw it.
+    centers : array or None
+        The global centres that the server made of it.
+    """
+
+    stage: str
+    asked: tuple[str, ...]
+    absent: tuple[str, ...]
+    rejected: Mapping[str, str]
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    centers: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True)
+class NonPrivate:
+    """Computed from records without protection: stays with the clients, and out of files."""
+
+    labels: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FedClustResult:
+    """The outcome of a federated clustering run.
+
+    Attributes
+    ----------
+    algorithm : str
+    parameters : mapping
+        The parameters of the algorithm.
+    guarantee : str
+        What may be claimed about the privacy of the run, in one sentence.
+    centers : array of shape (n_clusters, n_features)
+    client_clusters : mapping of client to list of int, or None
+        For systems that know it: which of the global clusters each client holds.
+    history : tuple of Exchange
+    seconds : float
+        Duration of the whole run.
+    nonprivate : NonPrivate
+    """
+
+    algorithm: str
+    parameters: Mapping[str, Any]
+    guarantee: str
+    centers: NDArray[np.float64]
+    history: tuple[Exchange, ...]
+    seconds: float
+    client_clusters: Mapping[str, list[int]] | None = None
+    nonprivate: NonPrivate = field(default_factory=NonPrivate, compare=False, repr=False)
+
+    @property
+    def n_clusters(self) -> int:
+        """Number of global clusters found."""
+        return len(self.centers)
+
+    def bytes_per_stage(self) -> dict[str, tuple[int, int]]:
+        """Bytes down to and up from the clients, by stage."""
+        total: dict[str, tuple[int, int]] = {}
+        for exchange in self.history:
+            down, up = total.get(exchange.stage, (0, 0))
+            total[exchange.stage] = (down + exchange.bytes_down, up + exchange.bytes_up)
+        return total
+
+    def save(self, path: str | Path) -> None:
+        """Write the result as JSON, without anything under `nonprivate`."""
+        content = {
+            "format": _FORMAT,
+            "algorithm": self.algorithm,
+            "parameters": dict(self.parameters),
+            "guarantee": self.guarantee,
+            "centers": self.centers.tolist(),
+            "client_clusters": self.client_clusters,
+            "seconds": self.seconds,
+            "history": [
+                vars(exchange)
+                | {"centers": None if exchange.centers is None else exchange.centers.tolist()}
+                for exchange in self.history
+            ],
+        }
+        Path(path).write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            if content.pop("format") != _FORMAT:
+                raise ValueError("another format")
+            centers = np.asarray(content.pop("centers"), dtype=np.float64)
+            history = tuple(_exchange(**exchange) for exchange in content.pop("history"))
+            return cls(centers=centers, history=history, **content)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ParameterError(f"{path} is not a result that this version can read") from error
+
+
+def _exchange(
+    *, asked: list[str], absent: list[str], centers: list[list[float]] | None, **rest: Any
+) -> Exchange:
+    return Exchange(
+        asked=tuple(asked),
+        absent=tuple(absent),
+        centers=None if centers is None else np.asarray(centers, dtype=np.float64),
+        **rest,
+    )

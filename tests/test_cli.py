@@ -1,0 +1,131 @@
+import json
+
+import numpy as np
+import pytest
+
+from secure_fedclust.cli import main
+from secure_fedclust.result import FedClustResult
+
+FILES = """
+algorithm = "FKM"
+[parameters]
+n_clusters = 2
+random_state = 0
+[privacy]
+none = "test"
+[data]
+source = "sites.csv"
+client_column = "site"
+columns = ["age", "bmi"]
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = ["site,age,bmi,note"]
+    for site in ("oslo", "bergen"):
+        for center in (30, 70):
+            lines += [f"{site},{rng.normal(center):.3f},{rng.normal(25):.3f},x" for _ in range(20)]
+    (tmp_path / "sites.csv").write_text("\n".join(lines) + "\n")
+    path = tmp_path / "run.toml"
+    path.write_text(FILES)
+    return path
+
+
+def test_a_run_writes_its_result_and_prints_a_table(config, tmp_path, capsys):
+    assert main(["run", str(config), "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "FKM" in printed and "NO DP CLAIM" in printed and "(test)" in printed
+    result = FedClustResult.load(tmp_path / "out" / "result.json")
+    np.testing.assert_allclose(np.sort(result.centers[:, 0]), [30, 70], atol=1)
+    assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "result.json"]
+
+
+def test_labels_are_written_only_when_asked_for(config, tmp_path, capsys):
+    assert main(["run", str(config), "--out", str(tmp_path / "out"), "--labels"]) == 0
+    lines = (tmp_path / "out" / "labels" / "oslo.csv").read_text().split()
+    assert lines[0] == "label" and len(lines) == 41
+    assert main(["run", str(config), "--labels"]) == 2
+    assert "give --out DIR" in capsys.readouterr().err
+
+
+def test_scripts_get_json_or_nothing(config, capsys):
+    assert main(["run", str(config), "--json", "--quiet"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["system"] == "FKM" and row["clusters"] == 2 and row["clients"] == 2
+    assert main(["run", str(config), "--quiet"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        (('"FKM"', '"KMeans"'), 2, "algorithm = 'KMeans': give one of FKM, KFed"),
+        (("n_clusters = 2", "n_clusters = 0"), 2, "n_clusters=0"),
+        (("n_clusters = 2", "clusters = 2"), 2, "unknown clusters; there are"),
+        (('none = "test"', "epsilon = 1.0"), 2, "[privacy] must say none"),
+        (('none = "test"', 'none = ""'), 2, "needs a reason"),
+        (("[privacy]", "[secrecy]"), 2, "unknown secrecy"),
+        (('source = "sites.csv"', 'benchmark = "s1"\nsource = "sites.csv"'), 2, "either source or"),
+        (('source = "sites.csv"', 'source = "absent.csv"'), 3, "there is no file"),
+        (('columns = ["age", "bmi"]', 'columns = ["age", "note"]'), 3, "'note' is not numeric"),
+        (('client_column = "site"', 'client_column = "city"'), 3, "no client column 'city'"),
+        (("algorithm =", "algorithm"), 2, "not valid TOML"),
+    ],
+)
+def test_a_bad_file_is_refused_with_advice(config, change, code, message, capsys):
+    config.write_text(config.read_text().replace(*change))
+    assert main(["run", str(config)]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_file_is_refused(tmp_path, capsys):
+    assert main(["run", str(tmp_path / "absent.toml")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_a_benchmark_is_partitioned_and_scored(data_dir, tmp_path, capsys):
+    path = tmp_path / "s1.toml"
+    path.write_text(
+        'algorithm = "FKM"\n[parameters]\nn_clusters = 15\nrandom_state = 0\n'
+        '[privacy]\nnone = "public data"\n'
+        '[data]\nbenchmark = "s1"\npartition = "dirichlet"\nn_clients = 5\nalpha = 0.5\n'
+    )
+    assert main(["run", str(path), "--data-dir", str(data_dir), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["clients"] == 5 and row["ARI"] > 0.9 and row["purity"] > 0.9
+    path.write_text(path.read_text().replace("alpha = 0.5", "beta = 0.5"))
+    assert main(["run", str(path), "--data-dir", str(data_dir)]) == 2
+    assert "beta" in capsys.readouterr().err
+    path.write_text(path.read_text().replace("dirichlet", "alphabetical"))
+    assert main(["run", str(path), "--data-dir", str(data_dir)]) == 2
+
+
+def test_too_few_clusters_are_warned_about(tmp_path, capsys):
+    np.savez(tmp_path / "same.npz", a=np.ones((5, 2)), b=np.ones((5, 2)))
+    config = tmp_path / "run.toml"
+    config.write_text(
+        'algorithm = "KFed"\n[parameters]\nn_clusters = 3\n[privacy]\nnone = "test"\n'
+        '[data]\nsource = "same.npz"\n'
+    )
+    assert main(["run", str(config)]) == 0
+    assert "warning: found 1 clusters where 3 were asked for" in capsys.readouterr().err
+
+
+def test_the_demo_draws_a_picture_and_prints_all_systems(tmp_path, capsys):
+    assert main(["demo", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    for system in ("FKM", "KFed", "FeCA", "FedGEM", "GOLD"):
+        assert system in printed
+        assert (tmp_path / f"{system}.json").is_file()
+    assert "NO DP CLAIM" in printed
+    assert (tmp_path / "demo.png").stat().st_size > 50_000
+    assert (tmp_path / "demo.svg").is_file()
+
+
+def test_usage_errors_exit_with_two(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["demo"])
+    assert caught.value.code == 2
