@@ -16,6 +16,9 @@ from secure_fedclust.arrays import Floats, Ints
 
 _CLASSES = 16
 _BLOCK = 1024
+_FRONTIER = 32
+_FEW_PAIRS = 1 << 17
+_PATIENCE = 16  # building a tree costs about as much per point as coming upon it so often
 
 
 def overlapping_pairs(centers: Floats, radii: Floats, owners: Ints) -> Iterator[tuple[Ints, Ints]]:
@@ -28,9 +31,8 @@ def overlapping_pairs(centers: Floats, radii: Floats, owners: Ints) -> Iterator[
         reach = radii[members].max()
         for start in range(0, len(centers), _BLOCK):
             block = np.arange(start, min(start + _BLOCK, len(centers)))
-            near = tree.query_ball_point(centers[block], radii[block] + reach, return_sorted=False)
-            i = np.repeat(block, [len(found) for found in near])
-            j = members[np.concatenate([*near, []]).astype(np.int64)]
+            i, j = _within(tree, centers[block], radii[block] + reach)
+            i, j = block[i], members[j]
             kept = i < j
             i, j = i[kept], j[kept]
             kept = _overlap(centers, radii, owners, i, j)
@@ -49,16 +51,22 @@ def overlapping_groups(centers: Floats, radii: Floats, owners: Ints) -> Ints:
     for first in np.argsort(-radii, kind="stable"):
         if groups[first] >= 0:
             continue
-        groups[first] = n_groups
-        index.remove(np.array([first]))
-        frontier = [first]
-        while frontier:
-            ball = frontier.pop()
-            near = index.search(ball)
-            near = near[_overlap(centers, radii, owners, ball, near)]
-            groups[near] = n_groups
-            index.remove(near)
-            frontier.extend(near)
+        frontier = np.array([first])
+        while len(frontier):
+            groups[frontier] = n_groups
+            index.remove(frontier)
+            around = index.around(frontier)
+            if len(frontier) * len(around) <= _FEW_PAIRS:
+                i, j = np.repeat(frontier, len(around)), np.tile(around, len(frontier))
+                frontier = np.unique(j[_overlap(centers, radii, owners, i, j)])
+                continue
+            reached = []
+            for start in range(0, len(frontier), _FRONTIER):
+                i, j = index.search(frontier[start : start + _FRONTIER])
+                near = np.unique(j[_overlap(centers, radii, owners, i, j)])
+                index.remove(near)
+                reached.append(near)
+            frontier = np.concatenate(reached)
         n_groups += 1
     return groups
 
@@ -66,8 +74,8 @@ def overlapping_groups(centers: Floats, radii: Floats, owners: Ints) -> Ints:
 class _ShrinkingIndex:
     """Balls that can be searched and removed.
 
-    A k-d tree cannot forget points, so searches come upon removed ones. When they have come
-    upon as many as a tree holds, the tree is built anew without them.
+    A k-d tree cannot forget points, so searches come upon removed ones. When that has cost as
+    much as building the tree, it is built anew without them.
     """
 
     def __init__(self, centers: Floats, radii: Floats) -> None:
@@ -82,27 +90,45 @@ class _ShrinkingIndex:
     def remove(self, balls: Ints) -> None:
         self._present[balls] = False
 
-    def search(self, ball: int) -> Ints:
-        """Balls still there that may overlap the given one."""
-        found = [self._search_class(c, ball) for c in range(len(self._members))]
+    def around(self, balls: Ints) -> Ints:
+        """Balls still there that may overlap any of the given ones, by one search for all."""
+        middle = self._centers[balls].mean(axis=0)
+        reach = (np.linalg.norm(self._centers[balls] - middle, axis=1) + self._radii[balls]).max()
+        found = [
+            self._search_class(c, middle[None], np.array([reach]))[1]
+            for c in range(len(self._members))
+        ]
         return np.concatenate(found)
 
-    def _search_class(self, c: int, ball: int) -> Ints:
-        if not len(self._members[c]):
-            return self._members[c]
-        near = self._trees[c].query_ball_point(
-            self._centers[ball], self._radii[ball] + self._reach[c], return_sorted=False
-        )
-        hits = self._members[c][np.asarray(near, dtype=np.int64)]
-        present = hits[self._present[hits]]
-        self._wasted[c] += len(hits) - len(present)
-        if self._wasted[c] > len(self._members[c]):
-            self._members[c] = self._members[c][self._present[self._members[c]]]
+    def search(self, balls: Ints) -> tuple[Ints, Ints]:
+        """Pairs of one of the given balls and one that is still there and may overlap it."""
+        points, radii = self._centers[balls], self._radii[balls]
+        found = [self._search_class(c, points, radii) for c in range(len(self._members))]
+        i, j = zip(*found, strict=True)
+        return balls[np.concatenate(i)], np.concatenate(j)
+
+    def _search_class(self, c: int, points: Floats, radii: Floats) -> tuple[Ints, Ints]:
+        members = self._members[c]
+        if not len(members):
+            return members, members
+        i, j = _within(self._trees[c], points, radii + self._reach[c])
+        j = members[j]
+        present = self._present[j]
+        self._wasted[c] += len(j) - int(present.sum())
+        if self._wasted[c] > _PATIENCE * len(members):
+            self._members[c] = members = members[self._present[members]]
             self._wasted[c] = 0
-            if len(self._members[c]):
-                self._trees[c] = cKDTree(self._centers[self._members[c]])
-                self._reach[c] = self._radii[self._members[c]].max()
-        return present
+            if len(members):
+                self._trees[c] = cKDTree(self._centers[members])
+                self._reach[c] = self._radii[members].max()
+        return i[present], j[present]
+
+
+def _within(tree: cKDTree, points: Floats, reach: Floats) -> tuple[Ints, Ints]:
+    """Pairs of a point and a member of the tree at most the point's reach apart."""
+    near = tree.query_ball_point(points, reach, return_sorted=False)
+    i = np.repeat(np.arange(len(points)), [len(found) for found in near])
+    return i, np.concatenate([*near, []]).astype(np.int64)
 
 
 def _radius_classes(radii: Floats) -> list[Ints]:
@@ -118,7 +144,7 @@ def _radius_classes(radii: Floats) -> list[Ints]:
 
 
 def _overlap(
-    centers: Floats, radii: Floats, owners: Ints, i: Ints | int, j: Ints
+    centers: Floats, radii: Floats, owners: Ints, i: Ints, j: Ints
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     distances = np.linalg.norm(centers[i] - centers[j], axis=1)
     return np.asarray((distances <= radii[i] + radii[j]) & (owners[i] != owners[j]))
