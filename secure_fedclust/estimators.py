@@ -27,6 +27,7 @@ from secure_fedclust.algorithms.lloyd import assign
 from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.engines import Engine, InProcessEngine
 from secure_fedclust.errors import FederationWarning, ParameterError
+from secure_fedclust.parameters import check_choice, check_counts, check_positive
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.protocols import feca, fedgem, fkm, gold, kfed
 from secure_fedclust.protocols.client import Client
@@ -220,10 +221,8 @@ class FKM(FederatedClusterer):
         self.random_state = random_state
 
     def _check_parameters(self) -> None:
-        _check_count("n_clusters", self.n_clusters)
-        _check_count("n_rounds", self.n_rounds)
-        _check_count("n_init", self.n_init)
-        _check_choice("align", self.align, ("kmeans", "index"))
+        check_counts(n_clusters=self.n_clusters, n_rounds=self.n_rounds, n_init=self.n_init)
+        check_choice("align", self.align, ("kmeans", "index"))
 
     def _n_exchanges(self) -> int:
         return 1 + self.n_rounds
@@ -269,9 +268,9 @@ class KFed(FederatedClusterer):
         self.random_state = random_state
 
     def _check_parameters(self) -> None:
-        _check_count("n_clusters", self.n_clusters)
+        check_counts(n_clusters=self.n_clusters)
         if self.n_local_clusters is not None:
-            _check_count("n_local_clusters", self.n_local_clusters)
+            check_counts(n_local_clusters=self.n_local_clusters)
 
     def _run(self, session: Session, rng: np.random.Generator) -> Clustering:
         n_local_clusters = self.n_local_clusters or math.ceil(math.sqrt(self.n_clusters))
@@ -315,9 +314,8 @@ class FeCA(FederatedClusterer):
         self.random_state = random_state
 
     def _check_parameters(self) -> None:
-        _check_count("n_clusters", self.n_clusters)
-        _check_count("n_init", self.n_init)
-        _check_choice("radius", self.radius, ("empirical", "theoretical"))
+        check_counts(n_clusters=self.n_clusters, n_init=self.n_init)
+        check_choice("radius", self.radius, ("empirical", "theoretical"))
 
     def _run(self, session: Session, rng: np.random.Generator) -> Clustering:
         return feca.run(session, n_clusters=self.n_clusters, n_init=self.n_init, radius=self.radius)
@@ -362,10 +360,8 @@ class FedGEM(FederatedClusterer):
         self.random_state = random_state
 
     def _check_parameters(self) -> None:
-        _check_count("n_rounds", self.n_rounds)
-        v = self.final_radius
-        if isinstance(v, bool) or not isinstance(v, int | float) or not 0 <= v < math.inf:
-            raise ParameterError(f"final_radius={v!r}: give a number of at least 0")
+        check_counts(n_rounds=self.n_rounds)
+        check_positive(final_radius=self.final_radius)
 
     def _n_exchanges(self) -> int:
         return 1 + self.n_rounds
@@ -410,7 +406,7 @@ class GOLD(FederatedClusterer):
 
     def _check_parameters(self) -> None:
         if self.n_clusters is not None:
-            _check_count("n_clusters", self.n_clusters)
+            check_counts(n_clusters=self.n_clusters)
 
     def _run(self, session: Session, rng: np.random.Generator) -> Clustering:
         return gold.run(session, n_clusters=self.n_clusters, rng=rng)
@@ -423,16 +419,6 @@ def _require_spec(privacy: Any) -> PrivacySpec:
         f"privacy={privacy!r}: there is no default; pass PrivacySpec.none(reason=...) "
         "to run without differential privacy"
     )
-
-
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ParameterError(f"{name}={value!r}: give a whole number of at least 1")
-
-
-def _check_choice(name: str, value: Any, words: tuple[str, ...]) -> None:
-    if value not in words:
-        raise ParameterError(f"{name}={value!r}: give one of {', '.join(words)}")
 
 
 def _one_per_client(name: str, value: Any, clients: Sequence[str]) -> dict[str, int]:
@@ -449,7 +435,7 @@ def _one_per_client(name: str, value: Any, clients: Sequence[str]) -> dict[str, 
     else:
         numbers = dict.fromkeys(clients, value)
     for client, number in numbers.items():
-        _check_count(f"{name} of {client}", number)
+        check_counts(**{f"{name} of {client}": number})
     return {client: int(number) for client, number in numbers.items()}
 
 

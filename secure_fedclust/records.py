@@ -17,6 +17,9 @@ from secure_fedclust.errors import DataError, ParameterError
 if TYPE_CHECKING:
     import pandas as pd
 
+MAX_VALUE = 1e100
+"""Records of larger values are refused: sums of their squares would be infinite."""
+
 _NAMES_SHOWN = 5
 
 
@@ -60,7 +63,7 @@ def check_records(X: Any, client: str, n_features: int | None = None) -> Floats:
     ------
     DataError
         If `X` is not a table of finite real numbers with at least one record and one feature,
-        or not of the wanted width.
+        not of the wanted width, or so large that squares would overflow.
 
     Examples
     --------
@@ -103,6 +106,10 @@ def check_records(X: Any, client: str, n_features: int | None = None) -> Floats:
             f"{n_features} features as input: pass the same columns in the same order everywhere"
         )
     _refuse_non_finite(records, client, names)
+    if np.abs(records).max() > MAX_VALUE:
+        raise DataError(
+            f"{client}: values beyond {MAX_VALUE:g} overflow when they are squared: rescale them"
+        )
     return np.ascontiguousarray(records)
 
 

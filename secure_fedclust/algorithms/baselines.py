@@ -26,7 +26,8 @@ from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
 from sklearn.mixture import GaussianMixture
 
-from secure_fedclust.algorithms.lloyd import Floats, kmeans, kmeans_seeds, mean_of
+from secure_fedclust.algorithms.lloyd import kmeans, kmeans_seeds, mean_of
+from secure_fedclust.arrays import Floats
 
 MAX_STEPS = 100
 """Steps of a client's fuzzy c-means in one round."""

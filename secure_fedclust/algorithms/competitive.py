@@ -113,7 +113,7 @@ def feature_importance(X: Floats, labels: Ints) -> Floats:
     both = variance + outside_variance
     constant = both == 0
     both[constant] = 1
-    overlap = np.sqrt(2 * np.sqrt(variance * outside_variance) / both)
+    overlap = np.sqrt(2 * np.sqrt(variance) * np.sqrt(outside_variance) / both)
     overlap *= np.exp(-(gap**2) / (4 * both))
     difference = np.sqrt(np.maximum(1 - overlap, 0))
 

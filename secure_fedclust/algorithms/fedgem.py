@@ -30,7 +30,6 @@ from secure_fedclust.algorithms.grouping import overlapping_groups, overlapping_
 from secure_fedclust.algorithms.lloyd import kmeans_seeds, mean_of
 from secure_fedclust.arrays import Floats, Ints
 
-
 N_DRAWS = 10
 """Draws of starting centres, of which a client takes the one nearest to its records."""
 

@@ -126,7 +126,8 @@ class _ShrinkingIndex:
 
 def _within(tree: cKDTree, points: Floats, reach: Floats) -> tuple[Ints, Ints]:
     """Pairs of a point and a member of the tree at most the point's reach apart."""
-    near = tree.query_ball_point(points, reach, return_sorted=False)
+    # Pairs that just touch must not be lost to rounding; the caller decides about them.
+    near = tree.query_ball_point(points, reach * (1 + 1e-12), return_sorted=False)
     i = np.repeat(np.arange(len(points)), [len(found) for found in near])
     return i, np.concatenate([*near, []]).astype(np.int64)
 

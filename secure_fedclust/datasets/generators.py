@@ -7,8 +7,8 @@ one at most) and the rows come shuffled, so that nothing depends on their order.
 import numpy as np
 
 from secure_fedclust.arrays import Floats, Ints
-from secure_fedclust.datasets._checks import Seed, check_counts, check_positive
 from secure_fedclust.errors import ParameterError
+from secure_fedclust.parameters import Seed, check_counts, check_positive
 
 _HALF_WIDTH = 10.0
 _REJECTIONS = 1000

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from secure_fedclust.arrays import Floats, Ints
-from secure_fedclust.datasets._checks import Seed, check_counts, check_positive
 from secure_fedclust.errors import DataError, ParameterError
+from secure_fedclust.parameters import Seed, check_counts, check_positive
 from secure_fedclust.records import check_records
 
 _DRAWS = 200

@@ -1,0 +1,100 @@
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """A function that imports one of the scripts."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return import_module
+
+
+def run_papers(*arguments, cwd):
+    environment = {k: v for k, v in os.environ.items() if k != "SECURE_FEDCLUST_DATA"}
+    command = [sys.executable, str(BENCHMARKS / "papers.py"), *arguments]
+    return subprocess.run(  # noqa: S603
+        command, capture_output=True, text=True, cwd=cwd, env=environment
+    )
+
+
+def test_papers_prints_a_table_and_its_bars_without_any_data_folder(tmp_path):
+    done = run_papers("--quick", "--only", "fkm", "--check", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    [header] = [line for line in lines if line.startswith("setting")]
+    assert header.split() == ["setting", "method", "paper", "expected", "ours"]
+    assert any("k-FED k'=16" in line and "±" in line for line in lines)
+    assert any(line.lstrip().startswith("met") and "FKM" in line for line in lines)
+    assert "NOT MET" not in done.stdout
+
+
+@pytest.mark.slow
+def test_papers_runs_a_setting_of_every_table(tmp_path, data_dir):
+    done = run_papers("--quick", "--data-dir", str(data_dir), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for title in ("FeCA, Table 1", "FKM, synthetic", "FedGEM, synthetic", "GOLD, Table III"):
+        assert title in done.stdout
+
+
+def test_papers_says_where_it_looked_for_data_and_returns_2(module, tmp_path, capsys):
+    assert module("papers").main(["--quick", "--data-dir", str(tmp_path)]) == 2
+    printed = capsys.readouterr()
+    assert str(tmp_path) in printed.err
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize("wrong", [("--only", "feca,nonsense"), ("--seeds", "0")])
+def test_papers_refuses_what_it_cannot_do(module, wrong, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        module("papers").main([*wrong])
+    assert stopped.value.code == 2
+    assert " ".join(wrong).replace("feca,", "") in capsys.readouterr().err
+
+
+def test_papers_fails_a_check_only_when_a_bar_is_missed(module, monkeypatch, capsys):
+    papers = module("papers")
+
+    def outcome(figure):
+        bar = papers.Bar("score", figure, at_least=0.5)
+        return lambda options: papers.Outcome("title", [("s", "m", "", "", "1")], [bar])
+
+    monkeypatch.setitem(papers.TABLES, "fkm", (outcome(0.6),))
+    assert papers.main(["--only", "fkm", "--check"]) == 0
+    monkeypatch.setitem(papers.TABLES, "fkm", (outcome(0.4),))
+    assert papers.main(["--only", "fkm", "--check"]) == 1
+    assert papers.main(["--only", "fkm"]) == 0
+
+
+def test_a_bar_is_met_at_its_limit_as_printed_and_missed_beyond(module, capsys):
+    table = module("_table")
+    assert table.Bar("x", 1.3004, at_most=1.3).met
+    assert not table.Bar("x", 1.31, at_most=1.3).met
+    assert not table.Bar("x", float("nan"), at_most=1.3).met
+    bars = [table.Bar("low", 0.5, at_least=0.4), table.Bar("high", 0.3, at_least=0.4)]
+    assert not table.print_bars(bars)
+    low, high = capsys.readouterr().out.splitlines()[-2:]
+    assert low.split()[0] == "met"
+    assert high.strip() == "NOT MET  high: 0.3 (at least 0.4)"
+
+
+def test_balls_of_the_speed_benchmark_make_as_many_groups_as_there_are_clusters(module):
+    speed = module("speed")
+    for balls in (speed.crowded_balls, speed.spread_balls):
+        centers, radii, owners, _ = arguments = balls(2000)
+        assert len(centers) == len(radii) == len(owners) == 2000
+        speed.group(*arguments)
+
+
+def test_timed_jobs_take_turns(module):
+    order = []
+    jobs = [lambda: order.append("a"), lambda: order.append("b")]
+    times = module("speed").in_turns("test", 3, *jobs)
+    assert order == ["a", "b"] * 3
+    assert len(times) == 2
