@@ -11,7 +11,7 @@ test: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 test-slow: $(VENV)/installed
 	$(BIN)/pytest -m slow

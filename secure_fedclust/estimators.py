@@ -385,7 +385,8 @@ class GOLD(FederatedClusterer):
     Parameters
     ----------
     n_clusters : int or None
-        If None, the number at which the server's repeated learning settles.
+        If None, the number at which the server's repeated learning settles. On real data that is
+        often far too small: give the number if it is known.
     privacy : PrivacySpec
         Required. `PrivacySpec.none(reason=...)` runs without protection.
     random_state : int, numpy.random.Generator or None

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from secure_fedclust.arrays import Floats as Floats
-from secure_fedclust.arrays import Ints as Ints
+from secure_fedclust.arrays import Floats
 from secure_fedclust.errors import DataError, ParameterError
 
 if TYPE_CHECKING:

@@ -86,10 +86,10 @@ def test_a_bar_is_met_at_its_limit_as_printed_and_missed_beyond(module, capsys):
 
 def test_balls_of_the_speed_benchmark_make_as_many_groups_as_there_are_clusters(module):
     speed = module("speed")
-    for balls in (speed.crowded_balls, speed.spread_balls):
-        centers, radii, owners, _ = arguments = balls(2000)
-        assert len(centers) == len(radii) == len(owners) == 2000
-        speed.group(*arguments)
+    for regime, v, n_clusters in (("crowded", 0.5, 10), ("spread", 0.1, 30)):
+        centers, radii, owners = speed.balls(3000, regime, v)
+        assert len(centers) == len(radii) == len(owners) == 3000
+        assert speed.overlapping_groups(centers, radii, owners).max() + 1 == n_clusters
 
 
 def test_timed_jobs_take_turns(module):

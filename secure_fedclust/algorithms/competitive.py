@@ -8,14 +8,14 @@ gains weight and the runner-up loses some, so that of two clusters in one place 
 import numpy as np
 from numba import njit
 
-from secure_fedclust.algorithms.lloyd import Floats, Ints
+from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.errors import DataError
 
 LEARNING_RATE = 0.05
 """What a win adds to a cluster's weight before the sigmoid (the paper's eta)."""
 
 MAX_PASSES = 31
-"""The contest need not settle: a cluster that keeps losing may still change owners."""
+"""The contest need not settle: weights go on changing, and records with them."""
 
 
 def compete(X: Floats, n_seeds: int, rng: np.random.Generator) -> Ints:

@@ -22,7 +22,7 @@ The print does not determine the algorithm. Departures from it:
 
 import numpy as np
 
-from secure_fedclust.algorithms.lloyd import Floats, Ints
+from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.errors import ParameterError
 
 MAX_UPDATES = 31

@@ -11,8 +11,7 @@ from sklearn.cluster._k_means_lloyd import lloyd_iter_chunked_dense
 from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 from threadpoolctl import ThreadpoolController
 
-from secure_fedclust.arrays import Floats as Floats
-from secure_fedclust.arrays import Ints as Ints
+from secure_fedclust.arrays import Floats, Ints
 
 _MANY_RECORDS = 1 << 15
 

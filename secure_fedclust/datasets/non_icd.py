@@ -13,9 +13,9 @@ from scipy.spatial.distance import cdist
 from sklearn.cluster import KMeans
 
 from secure_fedclust.algorithms.lloyd import count_distinct
+from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.errors import DataError
 from secure_fedclust.parameters import Seed, check_counts
-from secure_fedclust.records import Floats, Ints
 
 MIN_PIECES, MAX_PIECES = 2, 5
 """Range of the number of pieces that a cluster is cut into; the paper leaves k_sub open."""
