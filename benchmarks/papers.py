@@ -42,6 +42,9 @@ from secure_fedclust.metrics import (
 )
 
 UNPROTECTED = PrivacySpec.none(reason="benchmark")
+FEW_SEEDS = 3
+"""For the two data sets that take long."""
+
 HEADER = ("setting", "method", "paper", "expected", "ours")
 
 Row = tuple[str, str, str, str, str]
@@ -256,8 +259,10 @@ FEDGEM_EXPECTED = {
 FEDGEM_AT_LEAST = {1: 0.80, 2: 0.87, 4: 0.95, 6: 0.95}
 FEDGEM_K_RANGE = (9, 12)
 
-# FedGEM, Tables 1 and 2: 70% of the records to fit, the rest to score. Waveform's noise has
-# variance 1 as it comes, and so have the embeddings, nearly; Abalone is standardised.
+# FedGEM, Tables 1 and 2: 70% of the records to fit, the rest to score. Abalone is standardised.
+# Waveform's noise has variance 1 as it comes (standardised it scores the same), and the embeddings'
+# clusters have nearly that. At the paper's v=2 the embeddings all but merge: of the final radii
+# there, most are half of R_min, so that clusters are joined through other clients' in between.
 FEDGEM_REAL = {
     "Waveform, G=5, v=1": {
         "FedGEM": (".335±.078", ".398±.074"),
@@ -316,6 +321,8 @@ def fedgem_real_table(options: Options) -> Outcome:
     scores: Scores = defaultdict(list)
     settings = list(FEDGEM_REAL)[: 1 if options.quick else None]
     for setting, seed in progress("fedgem, real data", settings, range(options.seeds)):
+        if setting.startswith("MNIST") and seed >= FEW_SEEDS:
+            continue
         X, y = _fedgem_records(setting, options.data_dir)
         n_clients, v = (int(part.partition("=")[2]) for part in setting.split(", ")[1:])
         parts = cluster_subset_partition(X, y, n_clients, seed=seed)
@@ -334,7 +341,7 @@ def fedgem_real_table(options: Options) -> Outcome:
         if method == "FedGEM" and setting.startswith("Waveform"):
             what = f"FedGEM on {setting}, ARI"
             bars.append(Bar(what, np.mean(values), at_least=WAVEFORM_AT_LEAST))
-    title = "FedGEM, Tables 1 and 2: ARI, weighted over clients"
+    title = f"FedGEM, Tables 1 and 2: ARI, weighted over clients (MNIST: {FEW_SEEDS} seeds)"
     return Outcome(title, rows, bars)
 
 
@@ -419,7 +426,6 @@ GOLD_EXPECTED = {
     "satellite": (".631", ".405"),
     "letter": (".272", ".118"),
 }
-LETTER_SPLITS = 3
 
 
 def gold_table(options: Options) -> Outcome:
@@ -428,7 +434,7 @@ def gold_table(options: Options) -> Outcome:
     purities: Scores = defaultdict(list)
     aris: Scores = defaultdict(list)
     for name, seed in progress("gold", names, range(options.seeds)):
-        if name == "letter" and seed >= LETTER_SPLITS:
+        if name == "letter" and seed >= FEW_SEEDS:
             continue
         data = load_benchmark(name, options.data_dir)
         X, k = standardised(data.X), len(np.unique(data.y))
@@ -446,7 +452,7 @@ def gold_table(options: Options) -> Outcome:
             measure = ("purity", "ARI")[i]
             ours = mean_sd(scores[name, method], 3)
             rows.append((name, f"{method}, {measure}", paper, expected, ours))
-    title = f"GOLD, Table III (eight clients; letter: {LETTER_SPLITS} splits)"
+    title = f"GOLD, Table III, eight clients (letter: {FEW_SEEDS} seeds)"
     return Outcome(title, rows, [])
 
 

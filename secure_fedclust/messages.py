@@ -27,6 +27,7 @@ MAX_BYTES = 1 << 26
 _MAGIC = b"SFC1"
 _HEADER = struct.Struct(">4sI")
 _OVERHEAD = 512
+_LARGEST = {"float64": 1e120, "int64": float(1 << 40)}
 
 Bounds = Mapping[str, int | tuple[int, int]]
 """What a named dimension may be: exactly one size, or any from a first to a last."""
@@ -93,6 +94,11 @@ class Array(Field):
             )
         if not np.isfinite(array).all():
             raise ProtocolError(f"field {name!r} holds values that are not finite")
+        largest = _LARGEST[self.dtype]
+        if ((array > largest) | (array < -largest)).any():
+            raise ProtocolError(
+                f"field {name!r} holds values beyond {largest:g}, whose sums or squares overflow"
+            )
         if self.minimum is not None and (array < self.minimum).any():
             raise ProtocolError(f"field {name!r} holds values below {self.minimum}")
 

@@ -16,8 +16,8 @@ from secure_fedclust.errors import DataError, ParameterError
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_VALUE = 1e100
-"""Records of larger values are refused: sums of their squares would be infinite."""
+MAX_VALUE = 1e50
+"""Records of larger values are refused, so that sums of their squares fit into any message."""
 
 _NAMES_SHOWN = 5
 

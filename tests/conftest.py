@@ -2,6 +2,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The machine may be busy, and CI must not find something new in an unrelated change.
+settings.register_profile("default", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("default")
 
 DEFAULT_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -50,8 +50,7 @@ def client_cluster(
     sse = np.bincount(labels, squared, k).astype(np.float64)
     reach = np.zeros(k)
     np.maximum.at(reach, labels, np.sqrt(squared))
-    found = np.flatnonzero(counts)
-    return Clusters(centers, counts, sse, reach).keep(found)
+    return Clusters(centers, counts, sse, reach)
 
 
 def client_refine(clusters: Clusters) -> Clusters:

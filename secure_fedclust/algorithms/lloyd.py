@@ -1,5 +1,6 @@
 """K-means pieces that several systems share: seeds, one local step, weighted k-means."""
 
+import warnings
 from contextlib import nullcontext
 from functools import cache
 
@@ -8,6 +9,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans, kmeans_plusplus
 from sklearn.cluster._k_means_lloyd import lloyd_iter_chunked_dense
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 from threadpoolctl import ThreadpoolController
 
@@ -72,15 +74,20 @@ def kmeans(
 ) -> tuple[Floats, Ints]:
     """Centres and labels of weighted k-means, run to convergence from k-means++ seeds.
 
-    Where there are fewer distinct points than `n_clusters`, each of them is a centre.
+    Where there are fewer distinct points than `n_clusters`, each of them is a centre; every
+    centre has at least one point.
     """
     n_clusters = min(n_clusters, count_distinct(X, n_clusters))
     model = KMeans(n_clusters, n_init=n_init, random_state=_seed(rng))
     weights = None if weights is None else np.asarray(weights, dtype=np.float64)
     # On few points threads wait for each other far longer than they work.
-    with _threadpools().limit(limits=1) if len(X) < _MANY_RECORDS else nullcontext():
+    threads = _threadpools().limit(limits=1) if len(X) < _MANY_RECORDS else nullcontext()
+    with threads, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(X, sample_weight=weights)
-    return np.asarray(model.cluster_centers_), model.labels_.astype(np.int64)
+    # Points that differ by less than rounding can leave a centre without any.
+    found, labels = np.unique(model.labels_, return_inverse=True)
+    return np.asarray(model.cluster_centers_[found]), labels
 
 
 def count_distinct(X: Floats, at_most: int) -> int:

@@ -7,8 +7,11 @@ import numpy as np
 
 from secure_fedclust.arrays import Floats
 from secure_fedclust.errors import ProtocolError
-from secure_fedclust.messages import Stage, read_envelope
+from secure_fedclust.messages import Bounds, Stage, read_envelope
 from secure_fedclust.privacy.spec import PrivacySpec
+
+MAX_CLUSTERS = 1 << 20
+"""A client does not work on requests about more centres than this."""
 
 Answer = TypeVar("Answer", bound=Callable[..., dict[str, Any]])
 
@@ -72,7 +75,7 @@ class Client:
         if envelope.schema not in self._stages:
             raise ProtocolError("the request is for a stage that this client does not take part in")
         stage, method = self._stages[envelope.schema]
-        bounds = {"d": self.X.shape[1]}
+        bounds: Bounds = {"d": self.X.shape[1], "k": (1, MAX_CLUSTERS)}
         request, _ = stage.request.decode(data, run=run, step=step, bounds=bounds)
         reply = stage.reply.encode(getattr(self, method)(**request), run=run, step=step)
         self._run, self._step, self._last = run, step, (data, reply)

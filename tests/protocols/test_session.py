@@ -144,6 +144,7 @@ def test_the_same_request_again_gets_the_same_bytes_and_no_new_computation():
         (COUNT.request.encode({"n": 1}, run="other", step=4), "another run"),
         (OTHER.request.encode({}, run="r", step=4), "does not take part in"),
         (SHIFT.request.encode({"c": np.zeros((1, 5))}, run="r", step=4), "'d' is 5, expected 2"),
+        (SHIFT.request.encode({"c": np.zeros((0, 2))}, run="r", step=4), "'k' is 0, expected 1"),
         (b"nonsense", "not a message"),
         (b"", "truncated"),
     ],
