@@ -95,7 +95,7 @@ def server_grouping(repeats: int) -> Part:
         }
         for name, jobs in work.items():
             what = f"{name}'s server, {regime} balls, v={v:g}"
-            quick, slow = in_turns(what, min(repeats, 3), *jobs)
+            quick, slow = in_turns(what, repeats, *jobs)
             rows += [
                 (what, f"{few:,}", f"{quick * 1e3:.0f} ms", ""),
                 (what, f"{many:,}", f"{slow * 1e3:.0f} ms", f"{slow / quick:.1f}"),

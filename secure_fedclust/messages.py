@@ -13,7 +13,7 @@ import struct
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgpack
@@ -27,7 +27,9 @@ MAX_BYTES = 1 << 26
 _MAGIC = b"SFC1"
 _HEADER = struct.Struct(">4sI")
 _OVERHEAD = 512
-_LARGEST = {"float64": 1e120, "int64": float(1 << 40)}
+_LARGEST = 1e100
+_LARGEST_REQUEST = 1e120
+_LARGEST_INTEGER = 1 << 40
 
 Bounds = Mapping[str, int | tuple[int, int]]
 """What a named dimension may be: exactly one size, or any from a first to a last."""
@@ -60,6 +62,7 @@ class Array(Field):
     shape: tuple[str, ...]
     dtype: Literal["float64", "int64"] = "float64"
     minimum: float | None = None
+    largest: float = _LARGEST
 
     def pack(self, name: str, value: Any) -> tuple[list[int], bytes]:
         array = np.ascontiguousarray(value, dtype=np.dtype(self.dtype).newbyteorder("<"))
@@ -94,7 +97,7 @@ class Array(Field):
             )
         if not np.isfinite(array).all():
             raise ProtocolError(f"field {name!r} holds values that are not finite")
-        largest = _LARGEST[self.dtype]
+        largest = self.largest if self.dtype == "float64" else _LARGEST_INTEGER
         if ((array > largest) | (array < -largest)).any():
             raise ProtocolError(
                 f"field {name!r} holds values beyond {largest:g}, whose sums or squares overflow"
@@ -252,8 +255,16 @@ class Stage:
 
 
 def stage(name: str, *, request: Mapping[str, Field], reply: Mapping[str, Field]) -> Stage:
-    """Define a stage by the fields of its request and of its reply."""
-    return Stage(name, Schema(f"{name}/request", request), Schema(f"{name}/reply", reply))
+    """Define a stage by the fields of its request and of its reply.
+
+    The arrays of a request may hold larger values than those of a reply, because the server
+    computes requests from sums over replies: no reply can make a request impossible.
+    """
+    larger = {
+        key: replace(kind, largest=_LARGEST_REQUEST) if isinstance(kind, Array) else kind
+        for key, kind in request.items()
+    }
+    return Stage(name, Schema(f"{name}/request", larger), Schema(f"{name}/reply", reply))
 
 
 def read_envelope(data: bytes) -> Envelope:

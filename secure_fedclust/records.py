@@ -16,7 +16,7 @@ from secure_fedclust.errors import DataError, ParameterError
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_VALUE = 1e50
+MAX_VALUE = 1e40
 """Records of larger values are refused, so that sums of their squares fit into any message."""
 
 _NAMES_SHOWN = 5

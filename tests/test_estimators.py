@@ -257,7 +257,7 @@ GOOD = np.random.default_rng(0).normal(size=(20, 2))
     [
         ([GOOD, np.array([[1.0, np.nan]])], "client 1: 1 of 1 records contain NaN"),
         ([GOOD, np.array([[1.0, np.inf]])], "client 1: 1 of 1 records contain NaN or infinity"),
-        ([GOOD, np.array([[1.0, 1e200]])], "client 1: values beyond 1e\\+50 overflow"),
+        ([GOOD, np.array([[1.0, 1e200]])], "client 1: values beyond 1e\\+40 overflow"),
         ([GOOD, np.empty((0, 2))], "client 1: Found array with 0 sample"),
         ([GOOD, np.empty((5, 0))], "client 1: Found array with 0 feature"),
         ([GOOD, np.ones((5, 3))], "client 0 has 2 features and client 1 has 3"),
@@ -305,7 +305,7 @@ def test_a_client_with_fewer_records_than_clusters_takes_part(estimator, clients
 @each
 @pytest.mark.filterwarnings("ignore::secure_fedclust.FederationWarning")
 def test_huge_and_tiny_scales_stay_finite(estimator, clients):
-    for scale in (1e-150, 1e48):
+    for scale in (1e-150, 1e38):
         model = clone(estimator).fit([scale * X for X in clients[0]])
         assert np.isfinite(model.cluster_centers_).all()
 

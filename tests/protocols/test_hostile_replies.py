@@ -22,7 +22,7 @@ MODELS = [
     GOLD(3, privacy=NONE, random_state=0),
 ]
 EXTREMES = {
-    np.dtype(np.float64): [0.0, -0.0, 1e120, -1e120, 1e-300, 1.0],
+    np.dtype(np.float64): [0.0, -0.0, 1e100, -1e100, 1e-300, 1.0],
     np.dtype(np.int64): [0, 1, 2, 2**40, -1, -(2**40)],
 }
 
