@@ -46,7 +46,7 @@ def overlapping_groups(centers: Floats, radii: Floats, owners: Ints) -> Ints:
     index, so that a crowd of balls on one spot costs far less than its number of pairs.
     """
     groups = np.full(len(centers), -1, dtype=np.int64)
-    index = _ShrinkingIndex(centers, radii)
+    index = _ShrinkingIndex(np.arange(len(centers)), centers, radii)
     n_groups = 0
     for first in np.argsort(-radii, kind="stable"):
         if groups[first] >= 0:
@@ -56,33 +56,40 @@ def overlapping_groups(centers: Floats, radii: Floats, owners: Ints) -> Ints:
             groups[frontier] = n_groups
             index.remove(frontier)
             around = index.around(frontier)
-            if len(frontier) * len(around) <= _FEW_PAIRS:
-                i, j = np.repeat(frontier, len(around)), np.tile(around, len(frontier))
-                frontier = np.unique(j[_overlap(centers, radii, owners, i, j)])
-                continue
-            reached = []
-            for start in range(0, len(frontier), _FRONTIER):
-                i, j = index.search(frontier[start : start + _FRONTIER])
-                near = np.unique(j[_overlap(centers, radii, owners, i, j)])
-                index.remove(near)
-                reached.append(near)
-            frontier = np.concatenate(reached)
+            frontier = _reached(frontier, around, centers, radii, owners)
         n_groups += 1
     return groups
 
 
+def _reached(
+    frontier: Ints, candidates: Ints, centers: Floats, radii: Floats, owners: Ints
+) -> Ints:
+    """Those of the candidates that overlap any ball of the frontier."""
+    if len(frontier) * len(candidates) <= _FEW_PAIRS:
+        i, j = np.repeat(frontier, len(candidates)), np.tile(candidates, len(frontier))
+        return np.unique(j[_overlap(centers, radii, owners, i, j)])
+    index = _ShrinkingIndex(candidates, centers, radii)
+    reached = []
+    for start in range(0, len(frontier), _FRONTIER):
+        i, j = index.search(frontier[start : start + _FRONTIER])
+        near = np.unique(j[_overlap(centers, radii, owners, i, j)])
+        index.remove(near)
+        reached.append(near)
+    return np.concatenate(reached)
+
+
 class _ShrinkingIndex:
-    """Balls that can be searched and removed.
+    """Some of the balls, which can be searched and removed.
 
     A k-d tree cannot forget points, so searches come upon removed ones. When that has cost as
     much as building the tree, it is built anew without them.
     """
 
-    def __init__(self, centers: Floats, radii: Floats) -> None:
+    def __init__(self, balls: Ints, centers: Floats, radii: Floats) -> None:
         self._centers = centers
         self._radii = radii
         self._present = np.ones(len(centers), dtype=bool)
-        self._members = _radius_classes(radii)
+        self._members = [balls[members] for members in _radius_classes(radii[balls])]
         self._trees = [cKDTree(centers[members]) for members in self._members]
         self._reach = [radii[members].max() for members in self._members]
         self._wasted = [0] * len(self._members)
@@ -94,18 +101,17 @@ class _ShrinkingIndex:
         """Balls still there that may overlap any of the given ones, by one search for all."""
         middle = self._centers[balls].mean(axis=0)
         reach = (np.linalg.norm(self._centers[balls] - middle, axis=1) + self._radii[balls]).max()
-        found = [
-            self._search_class(c, middle[None], np.array([reach]))[1]
-            for c in range(len(self._members))
-        ]
-        return np.concatenate(found)
+        return self._search(middle[None], np.array([reach]))[1]
 
     def search(self, balls: Ints) -> tuple[Ints, Ints]:
         """Pairs of one of the given balls and one that is still there and may overlap it."""
-        points, radii = self._centers[balls], self._radii[balls]
+        i, j = self._search(self._centers[balls], self._radii[balls])
+        return balls[i], j
+
+    def _search(self, points: Floats, radii: Floats) -> tuple[Ints, Ints]:
         found = [self._search_class(c, points, radii) for c in range(len(self._members))]
         i, j = zip(*found, strict=True)
-        return balls[np.concatenate(i)], np.concatenate(j)
+        return np.concatenate(i), np.concatenate(j)
 
     def _search_class(self, c: int, points: Floats, radii: Floats) -> tuple[Ints, Ints]:
         members = self._members[c]
