@@ -230,9 +230,9 @@ class FKM(FederatedClusterer):
     def _run(self, session: Session, rng: np.random.Generator) -> Clustering:
         return fkm.run(
             session,
-            n_clusters=self.n_clusters,
-            n_rounds=self.n_rounds,
-            n_init=self.n_init,
+            n_clusters=int(self.n_clusters),
+            n_rounds=int(self.n_rounds),
+            n_init=int(self.n_init),
             align=self.align,
             rng=rng,
         )
@@ -273,9 +273,9 @@ class KFed(FederatedClusterer):
             check_counts(n_local_clusters=self.n_local_clusters)
 
     def _run(self, session: Session, rng: np.random.Generator) -> Clustering:
-        n_local_clusters = self.n_local_clusters or math.ceil(math.sqrt(self.n_clusters))
+        n_local_clusters = int(self.n_local_clusters or math.ceil(math.sqrt(self.n_clusters)))
         return kfed.run(
-            session, n_clusters=self.n_clusters, n_local_clusters=n_local_clusters, rng=rng
+            session, n_clusters=int(self.n_clusters), n_local_clusters=n_local_clusters, rng=rng
         )
 
 
@@ -318,7 +318,9 @@ class FeCA(FederatedClusterer):
         check_choice("radius", self.radius, ("empirical", "theoretical"))
 
     def _run(self, session: Session, rng: np.random.Generator) -> Clustering:
-        return feca.run(session, n_clusters=self.n_clusters, n_init=self.n_init, radius=self.radius)
+        return feca.run(
+            session, n_clusters=int(self.n_clusters), n_init=int(self.n_init), radius=self.radius
+        )
 
 
 class FedGEM(FederatedClusterer):
@@ -372,7 +374,7 @@ class FedGEM(FederatedClusterer):
             n_components=_one_per_client(
                 "n_local_clusters", self.n_local_clusters, session.clients
             ),
-            n_rounds=self.n_rounds,
+            n_rounds=int(self.n_rounds),
             final_radius=float(self.final_radius),
         )
 
@@ -410,7 +412,8 @@ class GOLD(FederatedClusterer):
             check_counts(n_clusters=self.n_clusters)
 
     def _run(self, session: Session, rng: np.random.Generator) -> Clustering:
-        return gold.run(session, n_clusters=self.n_clusters, rng=rng)
+        n_clusters = None if self.n_clusters is None else int(self.n_clusters)
+        return gold.run(session, n_clusters=n_clusters, rng=rng)
 
 
 def _require_spec(privacy: Any) -> PrivacySpec:

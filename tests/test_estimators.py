@@ -204,6 +204,41 @@ def test_a_run_that_nobody_answers_ends_with_a_typed_error(estimator, clients):
         clone(estimator).fit(engine_of(estimator, clients[0], *faults))
 
 
+def test_labels_of_an_earlier_fit_do_not_outlive_it(clients):
+    model = FKM(4, privacy=NONE, random_state=0).fit(clients[0])
+    model.fit(engine_of(model, clients[0]))
+    assert not hasattr(model, "labels_")
+
+
+def test_who_was_absent_survives_a_file(clients, tmp_path):
+    model = FKM(4, privacy=NONE, random_state=0)
+    faults = [Fault("client 1", 0, "drop"), Fault("client 2", 1, "corrupt")]
+    with pytest.warns(FederationWarning):
+        model.fit(engine_of(model, clients[0], *faults))
+    model.result_.save(tmp_path / "result.json")
+    history = FedClustResult.load(tmp_path / "result.json").history
+    assert history[0].absent == ("client 1",)
+    assert list(history[1].rejected) == ["client 2"]
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32])
+def test_numbers_of_clusters_may_be_of_any_integer_type(kind, clients):
+    # 4 * 100 does not fit into eight bits.
+    for system in (FKM, KFed, FeCA, GOLD):
+        models = [system(n, privacy=NONE, random_state=0) for n in (100, kind(100))]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FederationWarning)
+            first, second = (model.fit(clients[0]).cluster_centers_ for model in models)
+        np.testing.assert_array_equal(first, second)
+
+
+def test_records_far_from_the_origin_are_clustered_as_well(clients):
+    records, truth = clients
+    for model in (FKM(4), KFed(4, n_local_clusters=3), FeCA(4), FedGEM(3)):
+        model.set_params(privacy=NONE, random_state=0).fit([X + 1e9 for X in records])
+        assert adjusted_rand(np.concatenate(truth), np.concatenate(model.labels_)) > 0.95
+
+
 def test_progress_reaches_its_total(clients):
     seen = []
     FKM(4, n_rounds=2, privacy=NONE).fit(clients[0], on_progress=lambda *p: seen.append(p))

@@ -55,13 +55,16 @@ def client_maximise(X: Floats, centers: Floats) -> tuple[Floats, Floats]:
         A component without any responsibility stays where it was.
     squared_radii : array of shape (k,)
     """
-    logits = X @ centers.T
-    logits -= np.square(centers).sum(axis=1) / 2
+    # Squared norms drown differences far from the origin: compute from the middle of the centres.
+    middle = centers.mean(axis=0)
+    records, start = X - middle, centers - middle
+    logits = records @ start.T
+    logits -= np.square(start).sum(axis=1) / 2
     logits -= logits.max(axis=1, keepdims=True)
     responsibilities = np.exp(logits, out=logits)
     responsibilities /= responsibilities.sum(axis=1, keepdims=True)
-    maximisers = mean_of(responsibilities.T @ X, responsibilities.sum(axis=0), otherwise=centers)
-    return maximisers, np.square(maximisers - centers).sum(axis=1)
+    found = mean_of(responsibilities.T @ records, responsibilities.sum(axis=0), otherwise=start)
+    return found + middle, np.square(found - start).sum(axis=1)
 
 
 def client_final_radii(maximisers: Floats, n_records: int, v: float) -> Floats:

@@ -16,6 +16,7 @@ from threadpoolctl import ThreadpoolController
 from secure_fedclust.arrays import Floats, Ints
 
 _MANY_RECORDS = 1 << 15
+_FAR = 1e4
 
 
 def assign(X: Floats, centers: Floats) -> Ints:
@@ -100,6 +101,15 @@ def count_distinct(X: Floats, at_most: int) -> int:
 def _lloyd_iteration(
     X: Floats, centers: Floats, *, average: bool
 ) -> tuple[NDArray[np.int32], Floats]:
+    # Distances are computed from squared norms, which drown differences far from the origin.
+    offset = centers.mean(axis=0)
+    if np.abs(offset).max() > _FAR * np.abs(centers - offset).max():
+        labels, means = _lloyd_step(X - offset, centers - offset, average=average)
+        return labels, means + offset
+    return _lloyd_step(X, centers, average=average)
+
+
+def _lloyd_step(X: Floats, centers: Floats, *, average: bool) -> tuple[NDArray[np.int32], Floats]:
     n, k = len(X), len(centers)
     labels = np.empty(n, dtype=np.int32)
     means = np.zeros_like(centers)

@@ -103,3 +103,22 @@ def test_clusters_describe_the_records():
     )
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs)
+
+
+def test_the_suspect_is_the_widest_cluster_not_the_largest():
+    # The first has the largest sum of squares, the second the largest mean square, and the last
+    # two merged are in between: looking at the first would drop it.
+    found = feca.Clusters(
+        np.array([[0.0], [50.0], [100.0], [100.5]]),
+        np.array([1000, 4, 10, 10]),
+        np.array([1000.0, 400.0, 250.0, 250.0]),
+        np.ones(4),
+    )
+    assert len(feca.client_refine(found).centers) == 4
+
+
+def test_the_largest_groups_are_kept_not_the_first():
+    centers = np.array([[0.0], [50.0], [50.1], [50.2], [90.0], [90.1]])
+    radii = np.array([9.0, 1, 1, 1, 2, 2])
+    found = feca.server_aggregate(centers, radii, 2).ravel()
+    np.testing.assert_allclose(np.sort(found), [50.1, 90.05])

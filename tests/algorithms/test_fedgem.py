@@ -147,3 +147,12 @@ def test_merging_averages_groups_and_counts_them():
     assert len(centers) == 3
     assert groups[1] == groups[3] != groups[0]
     np.testing.assert_allclose(centers[groups].ravel(), [0, 1.1, 10, 1.1])
+
+
+def test_an_em_step_is_as_exact_far_from_the_origin():
+    rng = np.random.default_rng(0)
+    X, centers = rng.normal(size=(100, 2)), rng.normal(size=(3, 2))
+    near, radii = fedgem.client_maximise(X, centers)
+    far, far_radii = fedgem.client_maximise(X + 1e9, centers + 1e9)
+    np.testing.assert_allclose(far - 1e9, near, atol=1e-5)
+    np.testing.assert_allclose(far_radii, radii, atol=1e-5)

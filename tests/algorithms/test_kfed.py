@@ -34,3 +34,13 @@ def test_equal_local_centres_give_fewer_clusters_and_no_nan():
     same = np.ones((4, 2))
     centers = kfed.server_cluster(same, np.array([0, 0, 1, 1]), 3, np.random.default_rng(0))
     np.testing.assert_array_equal(centers, [[1, 1]])
+
+
+def test_the_search_may_start_from_any_client():
+    local = np.array([[0.0], [1.0], [10.0], [12.0], [30.0], [33.0]])
+    owners = np.array([0, 0, 1, 1, 2, 2])
+    found = {
+        tuple(np.sort(kfed.server_cluster(local, owners, 2, np.random.default_rng(s)).ravel()))
+        for s in range(20)
+    }
+    assert len(found) == 3

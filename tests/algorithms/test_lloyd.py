@@ -57,3 +57,14 @@ def test_different_points_are_found_behind_many_equal_ones():
     assert lloyd.count_distinct(X, 2) == 2
     assert lloyd.count_distinct(X, 5) == 2
     assert lloyd.count_distinct(np.arange(100.0)[:, None], 5) == 5
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6, 1e9, 1e12])
+def test_a_step_is_as_exact_far_from_the_origin(offset):
+    rng = np.random.default_rng(0)
+    X, centers = rng.normal(size=(200, 2)), rng.normal(size=(4, 2))
+    labels, _, counts = literal_step(X, centers)
+    np.testing.assert_array_equal(lloyd.assign(X + offset, centers + offset), labels)
+    sums, found = lloyd.assign_and_sum(X + offset, centers + offset)
+    np.testing.assert_array_equal(found, counts)
+    np.testing.assert_allclose(sums.sum(axis=0), (X + offset).sum(axis=0))
