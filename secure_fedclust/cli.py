@@ -5,12 +5,13 @@ clients did not answer as they should.
 """
 
 import argparse
+import csv
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from secure_fedclust import __version__
 from secure_fedclust.errors import (
@@ -20,6 +21,9 @@ from secure_fedclust.errors import (
     ProtocolError,
     SecureFedClustError,
 )
+
+if TYPE_CHECKING:
+    from secure_fedclust.arrays import Ints
 
 EXIT_CODES: dict[type[SecureFedClustError], int] = {
     ParameterError: 2,
@@ -31,16 +35,17 @@ EXIT_CODES: dict[type[SecureFedClustError], int] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = _parser().parse_args(argv)
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", FederationWarning)
+    code = 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", FederationWarning)
+        try:
             arguments.command(arguments)
-        for warning in caught:
-            print(f"secure-fedclust: warning: {warning.message}", file=sys.stderr)
-    except SecureFedClustError as error:
-        print(f"secure-fedclust: {error}", file=sys.stderr)
-        return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
-    return 0
+        except SecureFedClustError as error:
+            print(f"secure-fedclust: {error}", file=sys.stderr)
+            code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+    for warning in caught:
+        print(f"secure-fedclust: warning: {warning.message}", file=sys.stderr)
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,6 +83,7 @@ def _demo(arguments: argparse.Namespace) -> None:
     matplotlib.use("Agg")
     from secure_fedclust.demo import run_demo
 
+    _make_folder(arguments.out)
     with _ProgressBar(arguments.quiet) as bar:
         rows = run_demo(arguments.out, bar.show)
     _print_rows(rows, arguments)
@@ -94,6 +100,8 @@ def _run(arguments: argparse.Namespace) -> None:
 
     if arguments.labels and arguments.out is None:
         raise ParameterError("--labels writes to a folder: give --out DIR too")
+    if arguments.out is not None:
+        _make_folder(arguments.out)
     config = RunConfig.read(arguments.config, arguments.data_dir)
     model = config.estimator
     name = type(model).__name__
@@ -113,7 +121,6 @@ def _run(arguments: argparse.Namespace) -> None:
         truth, found = (np.concatenate(list(d)) for d in (config.truth.values(), model.labels_))
         row |= {"ARI": adjusted_rand(truth, found), "purity": purity(truth, found)}
     if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
         result.save(arguments.out / "result.json")
         if arguments.labels:
             _write_labels(arguments.out / "labels", result.nonprivate.labels)
@@ -122,12 +129,24 @@ def _run(arguments: argparse.Namespace) -> None:
         print(result.guarantee)
 
 
-def _write_labels(folder: Path, labels: Any) -> None:
-    folder.mkdir(exist_ok=True)
-    for client, found in labels.items():
-        safe = "".join(c if c.isalnum() or c in "-_. " else "_" for c in client)
-        lines = "\n".join(map(str, found.tolist()))
-        (folder / f"{safe}.csv").write_text(f"label\n{lines}\n", encoding="utf-8")
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ParameterError(f"--out {path} cannot be made: {error.strerror}") from error
+
+
+def _write_labels(folder: Path, labels: "Mapping[str, Ints]") -> None:
+    """One file a client, and a table of which is whose: names need not be file names."""
+    _make_folder(folder)
+    with (folder / "clients.csv").open("w", encoding="utf-8", newline="") as table:
+        writer = csv.writer(table)
+        writer.writerow(["file", "client"])
+        for i, (client, found) in enumerate(labels.items()):
+            name = f"labels{i}.csv"
+            writer.writerow([name, client])
+            lines = "\n".join(map(str, found.tolist()))
+            (folder / name).write_text(f"label\n{lines}\n", encoding="utf-8")
 
 
 def _print_rows(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:

@@ -34,7 +34,7 @@ from typing import Any, Self
 
 from secure_fedclust import datasets, estimators
 from secure_fedclust.arrays import Ints
-from secure_fedclust.errors import ParameterError
+from secure_fedclust.errors import ParameterError, SecureFedClustError
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.records import Clients
 
@@ -89,7 +89,7 @@ class RunConfig:
 
 def _estimator(content: Mapping[str, Any]) -> estimators.FederatedClusterer:
     name = content.get("algorithm")
-    if name not in ALGORITHMS:
+    if not isinstance(name, str) or name not in ALGORITHMS:
         raise ParameterError(f"algorithm = {name!r}: give one of {', '.join(ALGORITHMS)}")
     privacy = _table(content, "privacy")
     if set(privacy) != {"none"}:
@@ -111,24 +111,38 @@ def _data(
         raise ParameterError("[data] needs either source or benchmark")
     if "source" in table:
         _refuse_unknown(table, {"source", "client_column", "columns"}, "[data]")
-        source = table["source"]
-        paths = [folder / p for p in source] if isinstance(source, list) else folder / source
-        return datasets.read_clients(paths, table.get("client_column"), table.get("columns")), None
+        names = _texts(table, "source")
+        paths = [folder / name for name in names]
+        columns = _texts(table, "columns") if "columns" in table else None
+        source = paths if isinstance(table["source"], list) else paths[0]
+        return datasets.read_clients(source, table.get("client_column"), columns), None
     arguments = dict(table)
     benchmark = datasets.load_benchmark(arguments.pop("benchmark"), data_dir)
     name = arguments.pop("partition", "iid")
-    if name not in PARTITIONS:
+    if not isinstance(name, str) or name not in PARTITIONS:
         raise ParameterError(f"partition = {name!r}: give one of {', '.join(PARTITIONS)}")
     arguments = {"n_clients": 10, "seed": 0} | arguments
     n_clients = arguments.pop("n_clients")
     try:
         parts = PARTITIONS[name](benchmark.X, benchmark.y, n_clients, **arguments)
-    except TypeError as error:
+    except (TypeError, OverflowError) as error:
+        raise ParameterError(f"[data] partition = {name!r}: {error}") from error
+    except ValueError as error:
+        if isinstance(error, SecureFedClustError):
+            raise
         raise ParameterError(f"[data] partition = {name!r}: {error}") from error
     names = [f"client {i}" for i in range(len(parts))]
     records = {client: benchmark.X[part] for client, part in zip(names, parts, strict=True)}
     truth = {client: benchmark.y[part] for client, part in zip(names, parts, strict=True)}
     return Clients(records), truth
+
+
+def _texts(table: Mapping[str, Any], name: str) -> list[str]:
+    value = table[name]
+    values = value if isinstance(value, list) else [value]
+    if not values or not all(isinstance(item, str) for item in values):
+        raise ParameterError(f"[data] {name} = {value!r}: give text, or a list of texts")
+    return values
 
 
 def _table(content: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -58,9 +58,8 @@ def models() -> list[tuple[FederatedClusterer, float]]:
 
 
 def run_demo(out: Path, on_progress: Callable[[str, int, int], None]) -> list[dict[str, Any]]:
-    """Fit every system, write results and the picture to a folder, return the table."""
+    """Fit every system, write results and the picture to a folder that exists, return the table."""
     federation = make_federation()
-    out.mkdir(parents=True, exist_ok=True)
     fitted = models()
     rows = []
     for model, scale in fitted:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClusterMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_feature_names, check_is_fitted
 
 from secure_fedclust.algorithms.lloyd import assign
 from secure_fedclust.arrays import Floats, Ints
@@ -33,7 +33,7 @@ from secure_fedclust.protocols import feca, fedgem, fkm, gold, kfed
 from secure_fedclust.protocols.client import Client
 from secure_fedclust.protocols.clustering import Clustering
 from secure_fedclust.protocols.session import Session
-from secure_fedclust.records import Clients, check_clients
+from secure_fedclust.records import Clients, check_clients, check_records
 from secure_fedclust.result import FedClustResult, NonPrivate
 
 Progress = Callable[[int, int], None]
@@ -80,11 +80,12 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         client_column : str, optional
             The column of a DataFrame that says which client a row belongs to.
         on_progress : function, optional
-            Called with the number of client replies so far and the number expected.
+            Called with the number of client replies so far and the number expected. Not called
+            when `clients` is an engine.
         """
         spec = _require_spec(self.privacy)
         self._check_parameters()
-        rng = np.random.default_rng(self.random_state)
+        rng = _generator(self.random_state)
         started = time.perf_counter()
         engine: Engine
         if isinstance(clients, Engine):
@@ -92,7 +93,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         else:
             records = check_clients(clients, client_column)
             engine = self._simulate(records, spec, rng, on_progress)
-        session = Session(engine, spec)
+        session = Session(engine, spec, records.n_features)
         clustering = self._run(session, rng)
         self._keep(clustering, session, records, time.perf_counter() - started)
         if records.feature_names is not None:
@@ -104,8 +105,8 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
     def predict(self, X: Any) -> Ints:
         """Index of the nearest global centre of each record."""
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=np.float64, order="C")
-        return assign(X, self.cluster_centers_)
+        _check_feature_names(self, X, reset=False)
+        return assign(check_records(X, "X", self.n_features_in_), self.cluster_centers_)
 
     def _simulate(
         self,
@@ -425,12 +426,22 @@ def _require_spec(privacy: Any) -> PrivacySpec:
     )
 
 
+def _generator(random_state: Any) -> np.random.Generator:
+    try:
+        return np.random.default_rng(random_state)
+    except (TypeError, ValueError) as error:
+        raise ParameterError(
+            f"random_state={random_state!r}: give a whole number of at least 0, a numpy "
+            "Generator or None"
+        ) from error
+
+
 def _one_per_client(name: str, value: Any, clients: Sequence[str]) -> dict[str, int]:
     if isinstance(value, Mapping):
         if set(value) != set(clients):
             raise ParameterError(f"{name}: give one number for each of {sorted(clients)}")
         numbers = dict(value)
-    elif np.ndim(value) == 1:
+    elif isinstance(value, Sequence | np.ndarray) and not isinstance(value, str):
         if len(value) != len(clients):
             raise ParameterError(
                 f"{name}: {len(value)} numbers for {len(clients)} clients; give one for each"

@@ -3,17 +3,20 @@
 A `Stage` is one question of the server and the answer to it. Both are checked field by field when
 they are decoded; whatever does not fit raises a `ProtocolError` that names the field.
 
-On the wire a message is four bytes of magic, a CRC-32 of the rest, and a msgpack list of schema
-name, run, step and fields. Arrays travel as shape and little-endian bytes; their type is in the
-schema. The checksum finds accidents; who sent a message is for the engine to authenticate.
+On the wire a message is four bytes of magic, a CRC-32 of the rest, and a flat row of msgpack
+values: schema name, run, step, then name and value of each field. Nothing is nested, so that no
+message can unfold into more than it weighs. An array travels as bytes: number of dimensions, their
+sizes, little-endian values; its type is in the schema. The checksum finds accidents; who sent a
+message is for the engine to authenticate.
 """
 
 import math
 import struct
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Literal
 
 import msgpack
@@ -64,23 +67,21 @@ class Array(Field):
     minimum: float | None = None
     largest: float = _LARGEST
 
-    def pack(self, name: str, value: Any) -> tuple[list[int], bytes]:
+    def pack(self, name: str, value: Any) -> bytes:
         array = np.ascontiguousarray(value, dtype=np.dtype(self.dtype).newbyteorder("<"))
         self._check(name, array)
-        return list(array.shape), array.tobytes()
+        return struct.pack(f"<B{array.ndim}Q", array.ndim, *array.shape) + array.tobytes()
 
     def unpack(self, name: str, packed: Any) -> np.ndarray[Any, Any]:
-        match packed:
-            case [list(shape), bytes(data)] if all(type(n) is int and n >= 0 for n in shape):
-                pass
-            case _:
-                raise ProtocolError(f"field {name!r} is not an array")
-        if len(data) != math.prod(shape) * 8:
-            raise ProtocolError(
-                f"field {name!r} has {len(data)} bytes, its shape {shape} needs others"
-            )
-        array = np.frombuffer(data, dtype=np.dtype(self.dtype).newbyteorder("<")).reshape(shape)
-        array = array.astype(self.dtype)
+        ndim = len(self.shape)
+        start = 1 + 8 * ndim
+        if type(packed) is not bytes or len(packed) < start or packed[0] != ndim:
+            raise ProtocolError(f"field {name!r} is not an array of {ndim} dimensions")
+        shape = struct.unpack_from(f"<{ndim}Q", packed, 1)
+        if max(shape) > MAX_BYTES or len(packed) != start + 8 * math.prod(shape):
+            raise ProtocolError(f"field {name!r} does not have the length that its shape needs")
+        array = np.frombuffer(packed, dtype=np.dtype(self.dtype).newbyteorder("<"), offset=start)
+        array = array.reshape(shape).astype(self.dtype)
         self._check(name, array)
         return array
 
@@ -88,7 +89,8 @@ class Array(Field):
         return list(zip(self.shape, np.shape(value), strict=True))
 
     def max_bytes(self, bounds: Bounds) -> int:
-        return 8 * math.prod(_span(bounds.get(name, (0, MAX_BYTES)))[1] for name in self.shape)
+        sizes = (_span(bounds.get(name, (0, MAX_BYTES)))[1] for name in self.shape)
+        return 64 + 8 * math.prod(sizes)
 
     def _check(self, name: str, array: np.ndarray[Any, Any]) -> None:
         if array.ndim != len(self.shape):
@@ -176,9 +178,12 @@ class Schema:
     def encode(self, values: Mapping[str, Any], *, run: str, step: int) -> bytes:
         """Turn values into bytes, refusing what the other side would refuse."""
         self._check_names(values)
-        packed = {name: kind.pack(name, values[name]) for name, kind in self.fields.items()}
-        body: bytes = msgpack.packb([self.name, run, step, packed])
-        if len(body) > MAX_BYTES:
+        packer = msgpack.Packer()
+        row: list[Any] = [self.name, run, step]
+        for name, kind in self.fields.items():
+            row += [name, kind.pack(name, values[name])]
+        body = b"".join(map(packer.pack, row))
+        if len(body) + _HEADER.size > MAX_BYTES:
             raise ProtocolError(f"{self.name}: {len(body)} bytes are more than {MAX_BYTES}")
         return _HEADER.pack(_MAGIC, zlib.crc32(body)) + body
 
@@ -201,13 +206,10 @@ class Schema:
         sizes : dict
             The size of every named dimension.
         """
-        limit = min(
-            MAX_BYTES,
-            _OVERHEAD + sum(kind.max_bytes(bounds) + 64 for kind in self.fields.values()),
-        )
-        if len(data) > limit:
+        limit = _OVERHEAD + sum(kind.max_bytes(bounds) for kind in self.fields.values())
+        if type(data) is bytes and len(data) > min(limit, MAX_BYTES):
             raise ProtocolError(f"{self.name}: {len(data)} bytes, at most {limit} were expected")
-        envelope, packed = _open(data)
+        envelope, row = _open(data)
         if envelope.schema != self.name:
             raise ProtocolError(f"expected {self.name}, got a message of another schema")
         if envelope.run != run:
@@ -216,9 +218,18 @@ class Schema:
             raise ProtocolError(
                 f"{self.name}: the message belongs to step {envelope.step}, this is step {step}"
             )
+        packed = self._fields(row)
         self._check_names(packed)
         values = {name: kind.unpack(name, packed[name]) for name, kind in self.fields.items()}
         return values, self.sizes(values, bounds)
+
+    def _fields(self, row: Iterator[Any]) -> dict[str, Any]:
+        # One more than there may be, so that a surplus shows and a million are not read.
+        values = list(islice(row, 2 * len(self.fields) + 1))
+        names = values[::2]
+        if len(values) % 2 or not all(type(name) is str for name in names):
+            raise ProtocolError(f"{self.name}: not a row of names and values")
+        return dict(zip(names, values[1::2], strict=True))
 
     def _check_names(self, values: Mapping[str, Any]) -> None:
         if set(values) != set(self.fields):
@@ -269,12 +280,14 @@ def stage(name: str, *, request: Mapping[str, Field], reply: Mapping[str, Field]
 
 def read_envelope(data: bytes) -> Envelope:
     """Tell which message this is, without looking at its fields."""
-    if len(data) > MAX_BYTES + _HEADER.size:
-        raise ProtocolError(f"a message of {len(data)} bytes, at most {MAX_BYTES} are allowed")
     return _open(data)[0]
 
 
-def _open(data: bytes) -> tuple[Envelope, dict[str, Any]]:
+def _open(data: bytes) -> tuple[Envelope, Iterator[Any]]:
+    if type(data) is not bytes:
+        raise ProtocolError(f"a message is bytes, not {type(data).__name__}")
+    if len(data) > MAX_BYTES:
+        raise ProtocolError(f"a message of {len(data)} bytes, at most {MAX_BYTES} are allowed")
     if len(data) < _HEADER.size:
         raise ProtocolError(f"a message of {len(data)} bytes is truncated")
     magic, checksum = _HEADER.unpack_from(data)
@@ -283,15 +296,23 @@ def _open(data: bytes) -> tuple[Envelope, dict[str, Any]]:
     body = memoryview(data)[_HEADER.size :]
     if zlib.crc32(body) != checksum:
         raise ProtocolError("the checksum does not match: the message is truncated or corrupt")
-    try:
-        content = msgpack.unpackb(body)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise ProtocolError("the message is not valid msgpack") from error
-    match content:
-        case [str(schema), str(run), int(step), dict(packed)]:
-            return Envelope(schema, run, step), packed
+    unpacker = msgpack.Unpacker(
+        max_buffer_size=MAX_BYTES, max_str_len=256, max_array_len=0, max_map_len=0, max_ext_len=0
+    )
+    unpacker.feed(body)
+    row = _values(unpacker)
+    match list(islice(row, 3)):
+        case [str(schema), str(run), int(step)]:
+            return Envelope(schema, run, step), row
         case _:
-            raise ProtocolError("the message is not a list of schema, run, step and fields")
+            raise ProtocolError("the message does not begin with schema, run and step")
+
+
+def _values(unpacker: msgpack.Unpacker) -> Iterator[Any]:
+    try:
+        yield from unpacker
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise ProtocolError("the message is not a row of plain msgpack values") from error
 
 
 def _span(bound: int | tuple[int, int]) -> tuple[int, int]:

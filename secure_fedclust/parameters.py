@@ -19,13 +19,12 @@ def check_counts(**counts: Any) -> None:
 def check_positive(**values: Any) -> None:
     """Raise unless every value is a finite number above 0."""
     for name, value in values.items():
-        if isinstance(value, bool) or not (
-            isinstance(value, int | float | np.number) and np.isfinite(value) and value > 0
-        ):
+        real = isinstance(value, int | float | np.integer | np.floating)
+        if isinstance(value, bool) or not real or not 0 < value < 1e300:
             raise ParameterError(f"{name}={value!r}: give a finite number above 0")
 
 
 def check_choice(name: str, value: Any, words: tuple[str, ...]) -> None:
     """Raise unless the value is one of a few words."""
-    if value not in words:
+    if not isinstance(value, str) or value not in words:
         raise ParameterError(f"{name}={value!r}: give one of {', '.join(words)}")

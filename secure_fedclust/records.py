@@ -41,6 +41,11 @@ class Clients(dict[str, Floats]):
         super().__init__(records)
         self.feature_names = None if feature_names is None else tuple(feature_names)
 
+    @property
+    def n_features(self) -> int | None:
+        """The width that all records have; None without any."""
+        return next((X.shape[1] for X in self.values()), None)
+
 
 def check_records(X: Any, client: str, n_features: int | None = None) -> Floats:
     """One client's records as a C-contiguous float64 array of two dimensions.
@@ -191,7 +196,7 @@ def clients_from_frame(
     array([[30., 20.],
            [50., 30.]])
     """
-    if client_column not in frame.columns:
+    if not isinstance(client_column, str) or client_column not in frame.columns:
         raise DataError(
             f"there is no client column {client_column!r}; the columns are "
             f"{_listed(map(str, frame.columns))}"
@@ -350,7 +355,19 @@ def _same_width(records: dict[str, Floats]) -> dict[str, Floats]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    return _joined([repr(name) for name in names])
+    """Names for a message, but for those that read as numbers.
+
+    In a file without a header line the first record takes the place of the names.
+    """
+    return _joined([repr(name) if not _is_number(name) else "(a number)" for name in names])
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _joined(places: list[str]) -> str:

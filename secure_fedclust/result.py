@@ -14,14 +14,14 @@ from secure_fedclust.errors import ParameterError
 _FORMAT = "secure_fedclust result 1"
 
 
-@dataclass
+@dataclass(eq=False)
 class Exchange:
     """One question to the clients and what came back.
 
     Attributes
     ----------
     stage : str
-        What was asked, e.g. ``"fkm/step"``.
+        What was asked, e.g. ``"fkm/means"``.
     asked, absent : tuple of str
         Clients that were asked, and those of them that did not answer.
     rejected : mapping of client to reason
@@ -51,7 +51,7 @@ class NonPrivate:
     labels: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FedClustResult:
     """The outcome of a federated clustering run.
 
@@ -78,7 +78,7 @@ class FedClustResult:
     history: tuple[Exchange, ...]
     seconds: float
     client_clusters: Mapping[str, list[int]] | None = None
-    nonprivate: NonPrivate = field(default_factory=NonPrivate, compare=False, repr=False)
+    nonprivate: NonPrivate = field(default_factory=NonPrivate, repr=False)
 
     @property
     def n_clusters(self) -> int:

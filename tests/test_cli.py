@@ -44,7 +44,13 @@ def test_a_run_writes_its_result_and_prints_a_table(config, tmp_path, capsys):
 
 def test_labels_are_written_only_when_asked_for(config, tmp_path, capsys):
     assert main(["run", str(config), "--out", str(tmp_path / "out"), "--labels"]) == 0
-    lines = (tmp_path / "out" / "labels" / "oslo.csv").read_text().split()
+    folder = tmp_path / "out" / "labels"
+    assert folder.joinpath("clients.csv").read_text().split() == [
+        "file,client",
+        "labels0.csv,oslo",
+        "labels1.csv,bergen",
+    ]
+    lines = folder.joinpath("labels0.csv").read_text().split()
     assert lines[0] == "label" and len(lines) == 41
     assert main(["run", str(config), "--labels"]) == 2
     assert "give --out DIR" in capsys.readouterr().err
@@ -73,12 +79,31 @@ def test_scripts_get_json_or_nothing(config, capsys):
         (('columns = ["age", "bmi"]', 'columns = ["age", "note"]'), 3, "'note' is not numeric"),
         (('client_column = "site"', 'client_column = "city"'), 3, "no client column 'city'"),
         (("algorithm =", "algorithm"), 2, "not valid TOML"),
+        (('algorithm = "FKM"', 'algorithm = ["FKM"]'), 2, "algorithm = ['FKM']"),
+        (('source = "sites.csv"', "source = 5"), 2, "source = 5: give text"),
+        (('columns = ["age", "bmi"]', "columns = 3"), 2, "columns = 3: give text"),
+        (("random_state = 0", "random_state = -1"), 2, "random_state=-1"),
+        (("random_state = 0", 'random_state = "a"'), 2, "random_state='a'"),
     ],
 )
 def test_a_bad_file_is_refused_with_advice(config, change, code, message, capsys):
     config.write_text(config.read_text().replace(*change))
     assert main(["run", str(config)]) == code
     assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_the_run(config, tmp_path, capsys):
+    assert main(["run", str(config), "--out", str(config)]) == 2
+    assert "cannot be made" in capsys.readouterr().err
+
+
+def test_a_file_without_a_header_does_not_show_its_first_record(config, tmp_path, capsys):
+    path = tmp_path / "sites.csv"
+    path.write_text("\n".join(path.read_text().split("\n")[1:]))
+    assert main(["run", str(config)]) == 3
+    error = capsys.readouterr().err
+    assert "no client column" in error and "(a number)" in error
+    assert not any(character.isdigit() for character in error)
 
 
 def test_a_missing_file_is_refused(tmp_path, capsys):
@@ -99,6 +124,8 @@ def test_a_benchmark_is_partitioned_and_scored(data_dir, tmp_path, capsys):
     path.write_text(path.read_text().replace("alpha = 0.5", "beta = 0.5"))
     assert main(["run", str(path), "--data-dir", str(data_dir)]) == 2
     assert "beta" in capsys.readouterr().err
+    path.write_text(path.read_text().replace("beta = 0.5", "alpha = 0.5\nseed = -1"))
+    assert main(["run", str(path), "--data-dir", str(data_dir)]) == 2
     path.write_text(path.read_text().replace("dirichlet", "alphabetical"))
     assert main(["run", str(path), "--data-dir", str(data_dir)]) == 2
 

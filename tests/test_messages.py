@@ -1,3 +1,4 @@
+import contextlib
 import struct
 import zlib
 
@@ -45,14 +46,27 @@ def decode(data, **changes):
     return SCHEMA.decode(data, **arguments)
 
 
-def forge(content):
-    body = msgpack.packb(content)
+def forge(*row):
+    body = b"".join(map(msgpack.packb, row))
     return struct.pack(">4sI", b"SFC1", zlib.crc32(body)) + body
 
 
+def fields_of(data):
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(data[8:])
+    head, rest = (row := list(unpacker))[:3], row[3:]
+    return head, dict(zip(rest[::2], rest[1::2], strict=True))
+
+
 def forge_fields(**changes):
-    schema, run, step, fields = msgpack.unpackb(DATA[8:])
-    return forge([schema, run, step, fields | changes])
+    head, fields = fields_of(DATA)
+    return forge(*head, *(part for field in (fields | changes).items() for part in field))
+
+
+def packed(array, *shape):
+    """An array as it travels, with a shape that need not be its own."""
+    shape = shape or array.shape
+    return struct.pack(f"<B{len(shape)}Q", len(shape), *shape) + array.tobytes()
 
 
 def test_what_was_encoded_is_decoded():
@@ -134,18 +148,26 @@ def test_a_message_larger_than_its_bounds_allow_is_refused_unopened():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"centers": [[3, 2], bytes(8)]}, "'centers' has 8 bytes"),
-        ({"centers": [[-3, 2], bytes(48)]}, "'centers' is not an array"),
-        ({"centers": [[2**40, 2**40], b""]}, "'centers' has 0 bytes"),
-        ({"centers": [[6], bytes(48)]}, "'centers' has 1 dimensions"),
+        ({"centers": packed(np.zeros(1), 3, 2)}, "'centers' does not have the length"),
+        ({"centers": packed(np.zeros(0), 0, 2**62)}, "'centers' does not have the length"),
+        ({"centers": packed(np.zeros(0), 2**63, 0)}, "'centers' does not have the length"),
+        ({"centers": packed(np.zeros(0), 2**40, 2**40)}, "'centers' does not have the length"),
+        ({"centers": packed(np.zeros(6))}, "'centers' is not an array of 2 dimensions"),
+        ({"centers": b"\xff" * 600}, "'centers' is not an array"),
+        ({"centers": b""}, "'centers' is not an array"),
         ({"centers": "text"}, "'centers' is not an array"),
-        ({"centers": [[3, 2], np.full(6, np.nan).tobytes()]}, "'centers' holds .* not finite"),
-        ({"centers": [[3, 2], np.full(6, -np.inf).tobytes()]}, "'centers' holds .* not finite"),
-        ({"centers": [[2, 2], bytes(32)]}, "'counts': dimension 'k' is 3 here and 2 elsewhere"),
-        ({"centers": [[3, 2], np.full(6, 1e300).tobytes()]}, "'centers' holds values beyond 1e"),
-        ({"counts": [[3], np.full(3, 2**62).tobytes()]}, "'counts' holds values beyond 1"),
-        ({"counts": [[3], np.full(3, -(2**63)).tobytes()]}, "'counts' holds values b"),
-        ({"counts": [[3], np.array([1, -1, 1]).tobytes()]}, "'counts' holds values below 0"),
+        ({"centers": [1, 2]}, "plain msgpack"),
+        ({"centers": {"a": 1}}, "plain msgpack"),
+        ({"centers": packed(np.full((3, 2), np.nan))}, "'centers' holds .* not finite"),
+        ({"centers": packed(np.full((3, 2), -np.inf))}, "'centers' holds .* not finite"),
+        (
+            {"centers": packed(np.zeros((2, 2)))},
+            "'counts': dimension 'k' is 3 here and 2 elsewhere",
+        ),
+        ({"centers": packed(np.full((3, 2), 1e300))}, "'centers' holds values beyond 1e"),
+        ({"counts": packed(np.full(3, 2**62))}, "'counts' holds values beyond 1"),
+        ({"counts": packed(np.full(3, -(2**63)))}, "'counts' holds values b"),
+        ({"counts": packed(np.array([1, -1, 1]))}, "'counts' holds values below 0"),
         ({"n": 11}, "'n' is not a whole number from 1 to 10"),
         ({"n": True}, "'n' is not a whole number"),
         ({"n": 2.0}, "'n' is not a whole number"),
@@ -154,7 +176,7 @@ def test_a_message_larger_than_its_bounds_allow_is_refused_unopened():
         ({"v": 1}, "'v' is not a number"),
         ({"rule": "other"}, "'rule' is none of this, that"),
         ({"rule": 5}, "'rule' is none of"),
-        ({"surplus": 1}, "1 unknown"),
+        ({"surplus": 1}, "not a row of names and values"),
     ],
 )
 def test_a_field_that_breaks_the_schema_is_named(changes, message):
@@ -163,16 +185,46 @@ def test_a_field_that_breaks_the_schema_is_named(changes, message):
 
 
 def test_a_missing_field_is_named():
-    schema, run, step, fields = msgpack.unpackb(DATA[8:])
+    head, fields = fields_of(DATA)
     del fields["v"]
     with pytest.raises(ProtocolError, match="missing fields \\['v'\\]"):
-        decode(forge([schema, run, step, fields]))
+        decode(forge(*head, *(part for field in fields.items() for part in field)))
 
 
-@pytest.mark.parametrize("content", [5, [], ["a", "b", 1], ["a", "b", "c", {}], [1, "b", 2, {}]])
-def test_a_body_of_another_form_is_refused(content):
-    with pytest.raises(ProtocolError, match="list of schema"):
-        decode(forge(content))
+def test_an_unknown_field_in_place_of_another_is_refused():
+    head, fields = fields_of(DATA)
+    fields["w"] = fields.pop("v")
+    with pytest.raises(ProtocolError, match="1 unknown"):
+        decode(forge(*head, *(part for field in fields.items() for part in field)))
+
+
+@pytest.mark.parametrize("row", [(), (5,), ("a", "b"), ("a", "b", "c"), (1, "b", 2), (["a"],)])
+def test_a_body_of_another_form_is_refused(row):
+    with pytest.raises(ProtocolError, match=r"begin with schema|plain msgpack"):
+        decode(forge(*row))
+
+
+def test_a_message_cannot_unfold_into_more_than_it_weighs():
+    """Nested lists and maps cost many times their bytes, so they are not even looked into."""
+    head = [SCHEMA.name, "run", 7]
+    for bomb in (b"\x80" * 1000, b"\x90" * 1000, b"\xc0" * 1000, b"\x9f" * 1000, b"\x81" * 1000):
+        body = b"".join(map(msgpack.packb, head)) + bomb
+        with pytest.raises(ProtocolError):
+            decode(struct.pack(">4sI", b"SFC1", zlib.crc32(body)) + body)
+
+
+@pytest.mark.parametrize("data", [None, 5, "text", bytearray(DATA), [DATA]])
+def test_what_is_not_bytes_is_refused(data):
+    with pytest.raises(ProtocolError, match="a message is bytes"):
+        decode(data)
+    with pytest.raises(ProtocolError, match="a message is bytes"):
+        read_envelope(data)
+
+
+@given(st.dictionaries(st.sampled_from(list(VALUES)), st.binary(max_size=80), min_size=1))
+def test_arbitrary_bytes_in_fields_never_raise_anything_but_a_protocol_error(changes):
+    with contextlib.suppress(ProtocolError):
+        decode(forge_fields(**changes))
 
 
 def test_the_sender_refuses_what_the_receiver_would():
@@ -184,7 +236,7 @@ def test_the_sender_refuses_what_the_receiver_would():
 
 def test_refusals_quote_no_values():
     secret = 123456.789
-    data = forge_fields(centers=[[1, 1], struct.pack("<d", secret)])
+    data = forge_fields(centers=packed(np.full((1, 1), secret)))
     with pytest.raises(ProtocolError) as caught:
         decode(data)
     assert "123456" not in str(caught.value)

@@ -109,9 +109,10 @@ def server_update(maximisers: Floats, squared_radii: Floats, owners: Ints) -> Fl
 def agreed_points(a: Floats, b: Floats, radius_a: Floats, radius_b: Floats) -> Floats:
     """The point in both balls that is nearest to the middle of their centres (nu*)."""
     distance = np.linalg.norm(b - a, axis=1)
-    apart = np.maximum(distance, np.finfo(float).tiny)
-    share = np.clip(0.5, 1 - radius_b / apart, radius_a / apart)
-    return a + np.where(distance > 0, share, 0)[:, None] * (b - a)
+    nearest = np.maximum(0, distance - radius_b)  # to a, within the ball around b
+    from_a = np.clip(distance / 2, nearest, np.minimum(radius_a, distance))
+    share = np.divide(from_a, distance, out=np.zeros_like(distance), where=distance > 0)
+    return np.asarray(a + share[:, None] * (b - a))
 
 
 def server_merge(maximisers: Floats, squared_radii: Floats, owners: Ints) -> tuple[Floats, Ints]:

@@ -43,7 +43,7 @@ def client_micro_clusters(X: Floats, rng: np.random.Generator) -> Floats:
     Returns
     -------
     centroids : array of shape (k, d)
-        How many is for the contest to decide, at most half the records (but one at least).
+        How many is for the contest to decide, at most half the records, rounded.
     """
     X = rng.permutation(X)
     return server_centers(X, _compete(X, _half(len(X)), rng))

@@ -34,6 +34,8 @@ class PrivacySpec:
                 "running without differential privacy needs a reason: "
                 "PrivacySpec.none(reason='simulation on public data')"
             )
+        if not self.reason.isprintable():
+            raise ParameterError("the reason must be one line of printable text")
 
     @classmethod
     def none(cls, *, reason: str) -> Self:

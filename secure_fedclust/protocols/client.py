@@ -16,11 +16,15 @@ MAX_CLUSTERS = 1 << 20
 Answer = TypeVar("Answer", bound=Callable[..., dict[str, Any]])
 
 
-def answers(stage: Stage) -> Callable[[Answer], Answer]:
-    """Mark the method that answers a stage."""
+def answers(stage: Stage, *, after: tuple[Stage | None, ...]) -> Callable[[Answer], Answer]:
+    """Mark the method that answers a stage, and say after which stages it may be asked.
+
+    None stands for the beginning of the run.
+    """
 
     def mark(method: Answer) -> Answer:
         method.stage = stage  # type: ignore[attr-defined]
+        method.after = after  # type: ignore[attr-defined]
         return method
 
     return mark
@@ -32,8 +36,9 @@ class Client:
     Subclasses have one method a stage, marked by `answers`; it takes the request's fields and
     returns the reply's.
 
-    Requests must come in order and belong to one run. The very same request again gets the very
-    same bytes again; anything else that is not newer than the last request is refused.
+    Requests must belong to one run and come in the order that the stages allow. The very same
+    request again gets the very same bytes again; anything else that is not newer than the last
+    request is refused.
 
     Parameters
     ----------
@@ -45,7 +50,7 @@ class Client:
         Randomness of the algorithm.
     """
 
-    _stages: ClassVar[dict[str, tuple[Stage, str]]] = {}
+    _stages: ClassVar[dict[str, tuple[Stage, tuple[Stage | None, ...], str]]] = {}
 
     def __init__(self, X: Floats, spec: PrivacySpec, rng: np.random.Generator) -> None:
         self.X = X
@@ -53,11 +58,12 @@ class Client:
         self.rng = rng
         self._run: str | None = None
         self._step = -1
+        self._stage: Stage | None = None
         self._last: tuple[bytes, bytes] | None = None
 
     def __init_subclass__(cls) -> None:
         cls._stages = {
-            method.stage.request.name: (method.stage, name)
+            method.stage.request.name: (method.stage, method.after, name)
             for name, method in vars(cls).items()
             if hasattr(method, "stage")
         }
@@ -74,9 +80,12 @@ class Client:
             raise ProtocolError(f"the request is for step {step}, step {self._step} is answered")
         if envelope.schema not in self._stages:
             raise ProtocolError("the request is for a stage that this client does not take part in")
-        stage, method = self._stages[envelope.schema]
+        stage, after, method = self._stages[envelope.schema]
+        if self._stage not in after:
+            before = "at the beginning" if self._stage is None else f"after {self._stage.name}"
+            raise ProtocolError(f"{stage.name} may not be asked {before}")
         bounds: Bounds = {"d": self.X.shape[1], "k": (1, MAX_CLUSTERS)}
         request, _ = stage.request.decode(data, run=run, step=step, bounds=bounds)
         reply = stage.reply.encode(getattr(self, method)(**request), run=run, step=step)
-        self._run, self._step, self._last = run, step, (data, reply)
+        self._run, self._step, self._stage, self._last = run, step, stage, (data, reply)
         return reply

@@ -4,15 +4,18 @@ from typing import Any, Literal
 
 from secure_fedclust.algorithms import feca
 from secure_fedclust.messages import Array, Choice, Integer, stage
-from secure_fedclust.protocols.client import Client, answers
+from secure_fedclust.protocols.client import MAX_CLUSTERS, Client, answers
 from secure_fedclust.protocols.clustering import Clustering, stack
 from secure_fedclust.protocols.session import Session
+
+MAX_INIT = 1000
+"""A client does not run k-means more often than this."""
 
 CENTERS = stage(
     "feca/centers",
     request={
-        "n_clusters": Integer(1),
-        "n_init": Integer(1),
+        "n_clusters": Integer(1, MAX_CLUSTERS),
+        "n_init": Integer(1, MAX_INIT),
         "radius": Choice(("empirical", "theoretical")),
     },
     reply={"centers": Array(("k", "d")), "radii": Array(("k",), minimum=0)},
@@ -27,7 +30,7 @@ class FeCAClient(Client):
     Who sees it: the server.
     """
 
-    @answers(CENTERS)
+    @answers(CENTERS, after=(None,))
     def centers(self, n_clusters: int, n_init: int, radius: str) -> dict[str, Any]:
         clusters = feca.client_cluster(self.X, n_clusters, self.rng, n_init)
         clusters = feca.client_refine(clusters)

@@ -17,8 +17,8 @@ import numpy as np
 
 from secure_fedclust.algorithms import fedgem
 from secure_fedclust.arrays import Floats, Ints
-from secure_fedclust.messages import Array, Integer, Real, stage
-from secure_fedclust.protocols.client import Client, answers
+from secure_fedclust.messages import Array, Bounds, Integer, Real, stage
+from secure_fedclust.protocols.client import MAX_CLUSTERS, Client, answers
 from secure_fedclust.protocols.clustering import Clustering, owners_of, stack
 from secure_fedclust.protocols.session import Replies, Session
 
@@ -26,7 +26,7 @@ Rows = TypeVar("Rows", Floats, Ints)
 
 _BALLS = {"maximisers": Array(("k", "d")), "squared_radii": Array(("k",), minimum=0)}
 
-SEED = stage("fedgem/seed", request={"n_components": Integer(1)}, reply=_BALLS)
+SEED = stage("fedgem/seed", request={"n_components": Integer(1, MAX_CLUSTERS)}, reply=_BALLS)
 STEP = stage("fedgem/step", request={"centers": Array(("k", "d"))}, reply=_BALLS)
 FINAL = stage(
     "fedgem/final", request={"centers": Array(("k", "d")), "v": Real(minimum=0)}, reply=_BALLS
@@ -41,16 +41,16 @@ class FedGEMClient(Client):
     Who sees it: the server.
     """
 
-    @answers(SEED)
+    @answers(SEED, after=(None,))
     def seed(self, n_components: int) -> dict[str, Any]:
         return self.step(fedgem.client_seed(self.X, n_components, self.rng))
 
-    @answers(STEP)
+    @answers(STEP, after=(SEED, STEP))
     def step(self, centers: Floats) -> dict[str, Any]:
         maximisers, squared_radii = fedgem.client_maximise(self.X, centers)
         return {"maximisers": maximisers, "squared_radii": squared_radii}
 
-    @answers(FINAL)
+    @answers(FINAL, after=(SEED, STEP))
     def final(self, centers: Floats, v: float) -> dict[str, Any]:
         maximisers, _ = fedgem.client_maximise(self.X, centers)
         squared_radii = fedgem.client_final_radii(maximisers, len(self.X), v)
@@ -73,7 +73,8 @@ def run(
         The paper's v.
     """
     requests = {client: {"n_components": n_components[client]} for client in session.clients}
-    replies = session.ask(SEED, requests, {"k": (1, max(n_components.values()))})
+    at_most: dict[str, Bounds] = {client: {"k": (1, n)} for client, n in n_components.items()}
+    replies = session.ask(SEED, requests, at_most)
     centers = _updated(replies)
     for _ in range(n_rounds - 1):
         replies = session.ask(STEP, {client: {"centers": c} for client, c in centers.items()})

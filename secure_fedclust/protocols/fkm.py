@@ -14,7 +14,7 @@ from secure_fedclust.algorithms import fkm
 from secure_fedclust.arrays import Floats
 from secure_fedclust.errors import DataError
 from secure_fedclust.messages import Array, Integer, stage
-from secure_fedclust.protocols.client import Client, answers
+from secure_fedclust.protocols.client import MAX_CLUSTERS, Client, answers
 from secure_fedclust.protocols.clustering import Clustering, stack
 from secure_fedclust.protocols.session import Replies, Session
 
@@ -27,7 +27,7 @@ _SUMS = {
     "counts": Array(("k",), "int64", minimum=0),
 }
 
-SEED = stage("fkm/seed", request={"n_clusters": Integer(1)}, reply=_MEANS)
+SEED = stage("fkm/seed", request={"n_clusters": Integer(1, MAX_CLUSTERS)}, reply=_MEANS)
 MEANS = stage("fkm/means", request={"centers": Array(("k", "d"))}, reply=_MEANS)
 SUMS = stage("fkm/sums", request={"centers": Array(("k", "d"))}, reply=_SUMS)
 
@@ -40,17 +40,17 @@ class FKMClient(Client):
     Who sees it: the server.
     """
 
-    @answers(SEED)
+    @answers(SEED, after=(None,))
     def seed(self, n_clusters: int) -> dict[str, Any]:
         means, counts = fkm.client_seed(self.X, n_clusters, self.rng)
         return {"means": means, "counts": counts}
 
-    @answers(MEANS)
+    @answers(MEANS, after=(None, SEED, MEANS))
     def means(self, centers: Floats) -> dict[str, Any]:
         means, counts = fkm.client_step(self.X, centers)
         return {"means": means, "counts": counts}
 
-    @answers(SUMS)
+    @answers(SUMS, after=(None, SEED, SUMS))
     def sums(self, centers: Floats) -> dict[str, Any]:
         sums, counts = fkm.client_sums(self.X, centers)
         return {"sums": sums, "counts": counts}

@@ -10,7 +10,7 @@ from secure_fedclust.protocols.client import Client, answers
 from secure_fedclust.protocols.clustering import Clustering, stack
 from secure_fedclust.protocols.session import Session
 
-MAX_CENTROIDS = 1 << 13
+MAX_CENTROIDS = 1 << 12
 """More micro-clusters than this are not taken from one client: the server's time grows as their
 square, and one client could keep it busy for hours."""
 
@@ -25,7 +25,7 @@ class GOLDClient(Client):
     Who sees it: the server.
     """
 
-    @answers(CENTROIDS)
+    @answers(CENTROIDS, after=(None,))
     def centroids(self) -> dict[str, Any]:
         return {"centroids": gold.client_micro_clusters(self.X, self.rng)}
 

@@ -6,13 +6,13 @@ import numpy as np
 
 from secure_fedclust.algorithms import kfed
 from secure_fedclust.messages import Array, Integer, stage
-from secure_fedclust.protocols.client import Client, answers
+from secure_fedclust.protocols.client import MAX_CLUSTERS, Client, answers
 from secure_fedclust.protocols.clustering import Clustering, owners_of, stack
 from secure_fedclust.protocols.session import Session
 
 CENTERS = stage(
     "kfed/centers",
-    request={"n_local_clusters": Integer(1)},
+    request={"n_local_clusters": Integer(1, MAX_CLUSTERS)},
     reply={"centers": Array(("k", "d"))},
 )
 
@@ -25,7 +25,7 @@ class KFedClient(Client):
     Who sees it: the server.
     """
 
-    @answers(CENTERS)
+    @answers(CENTERS, after=(None,))
     def centers(self, n_local_clusters: int) -> dict[str, Any]:
         return {"centers": kfed.client_cluster(self.X, n_local_clusters, self.rng)}
 

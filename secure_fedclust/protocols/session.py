@@ -16,6 +16,8 @@ from secure_fedclust.result import Exchange
 
 Replies = dict[str, Values]
 
+MAX_FEATURES = 1 << 20
+
 
 class Session:
     """One run over one engine.
@@ -28,22 +30,30 @@ class Session:
     ----------
     engine : Engine
     spec : PrivacySpec
+    n_features : int, optional
+        Number of features, where it is known beforehand.
     """
 
-    def __init__(self, engine: Engine, spec: PrivacySpec) -> None:
+    def __init__(self, engine: Engine, spec: PrivacySpec, n_features: int | None = None) -> None:
         self.clients = tuple(engine.clients)
+        if not self.clients:
+            raise ProtocolError("the engine reaches no clients")
         self.spec = spec
         self.history: list[Exchange] = []
-        self.n_features: int | None = None
+        self.n_features = n_features
         self._engine = engine
         self._run = secrets.token_hex(8)
 
     def ask_all(self, stage: Stage, bounds: Bounds | None = None, /, **request: Any) -> Replies:
         """Ask every client the same question."""
-        return self.ask(stage, dict.fromkeys(self.clients, request), bounds)
+        everyone = dict.fromkeys(self.clients, bounds or {})
+        return self.ask(stage, dict.fromkeys(self.clients, request), everyone)
 
     def ask(
-        self, stage: Stage, requests: Mapping[str, Values], bounds: Bounds | None = None
+        self,
+        stage: Stage,
+        requests: Mapping[str, Values],
+        bounds: Mapping[str, Bounds] | None = None,
     ) -> Replies:
         """Ask each client its own question and return the replies that hold what they must.
 
@@ -51,8 +61,8 @@ class Session:
         ----------
         stage : Stage
         requests : mapping of client to fields
-        bounds : mapping, optional
-            Sizes allowed for named dimensions of the replies. Dimensions of the request hold for
+        bounds : mapping of client to bounds, optional
+            Sizes allowed for named dimensions of its reply. Dimensions of the request hold for
             its reply without being named here, and ``d``, the number of features, is fixed for
             all by what most of the first replies say.
 
@@ -68,7 +78,7 @@ class Session:
             for client, request in requests.items()
         }
         received = self._engine.exchange(sent)
-        common = {**(bounds or {}), "d": self.n_features or (1, 1 << 24)}
+        width: Bounds = {"d": self.n_features or (1, MAX_FEATURES)}
         replies: Replies = {}
         widths: dict[str, int] = {}
         rejected: dict[str, str] = {}
@@ -76,9 +86,10 @@ class Session:
             if client not in received:
                 continue
             try:
-                asked = stage.request.sizes(requests[client], common)
+                asked = stage.request.sizes(requests[client], width)
+                allowed = {**(bounds or {}).get(client, {}), **asked, **width}
                 replies[client], sizes = stage.reply.decode(
-                    received[client], run=self._run, step=step, bounds={**common, **asked}
+                    received[client], run=self._run, step=step, bounds=allowed
                 )
                 widths[client] = sizes.get("d", 0)
             except ProtocolError as error:
@@ -91,7 +102,7 @@ class Session:
                 absent=tuple(client for client in sent if client not in received),
                 rejected=rejected,
                 bytes_down=sum(map(len, sent.values())),
-                bytes_up=sum(map(len, received.values())),
+                bytes_up=sum(len(reply) for reply in received.values() if type(reply) is bytes),
                 seconds=time.perf_counter() - started,
             )
         )

@@ -37,7 +37,7 @@ class Liar:
     def handle(self, data):
         reply = self.client.handle(data)
         envelope = read_envelope(data)
-        stage, _ = self.client._stages[envelope.schema]
+        stage, _, _ = self.client._stages[envelope.schema]
         place = {"run": envelope.run, "step": envelope.step}
         values, _ = stage.reply.decode(reply, **place, bounds={})
         for array in values.values():

@@ -18,12 +18,12 @@ OTHER = stage("test/other", request={}, reply={})
 class ShiftClient(Client):
     calls = 0
 
-    @answers(COUNT)
+    @answers(COUNT, after=(None, COUNT, SHIFT))
     def count(self, n: int) -> dict[str, Any]:
         self.calls += 1
         return {"x": self.X.sum(axis=0) * n}
 
-    @answers(SHIFT)
+    @answers(SHIFT, after=(None, COUNT, SHIFT))
     def shift(self, c: Any) -> dict[str, Any]:
         return {"c": c + self.X[0]}
 
