@@ -275,6 +275,13 @@ def test_privacy_has_no_default(estimator, privacy, clients):
         (FedGEM(2, final_radius=-1), "final_radius=-1"),
         (FedGEM(2, final_radius=float("nan")), "final_radius=nan"),
         (GOLD(0), "n_clusters=0"),
+        (FKM(3, random_state=-1), "random_state=-1"),
+        (FKM(3, random_state="a"), "random_state='a'"),
+        (FKM(3, align=["kmeans"]), "align="),
+        (FedGEM([[1, 2], [3], [4]]), "n_local_clusters of client 0"),
+        (FedGEM("abc"), "n_local_clusters of client 0='abc'"),
+        (FedGEM(2, final_radius=10**400), "final_radius=1"),
+        (FedGEM(2, final_radius=1 + 2j), "final_radius="),
     ],
     ids=str,
 )
@@ -343,6 +350,23 @@ def test_huge_and_tiny_scales_stay_finite(estimator, clients):
     for scale in (1e-150, 1e38):
         model = clone(estimator).fit([scale * X for X in clients[0]])
         assert np.isfinite(model.cluster_centers_).all()
+
+
+@pytest.mark.parametrize(
+    "bad", [[["J. Doe", 1]], [61.5, 32.1], [[1.0, np.nan]], [[1.0, 2.0, 77.25]], [[1e300, 1.0]]]
+)
+def test_predict_refuses_bad_records_without_quoting_them(bad, clients):
+    model = FKM(4, privacy=NONE, random_state=0).fit(clients[0])
+    with pytest.raises(DataError) as caught:
+        model.predict(bad)
+    for secret in ("Doe", "61.5", "77.25", "1e300"):
+        assert secret not in str(caught.value)
+
+
+def test_results_can_be_compared_without_trouble(clients):
+    result = KFed(4, privacy=NONE, random_state=0).fit(clients[0]).result_
+    assert result == result
+    assert (result == "something else") is False
 
 
 def test_fewer_clusters_than_asked_for_come_with_a_warning():

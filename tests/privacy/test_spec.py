@@ -28,3 +28,8 @@ def test_a_promise_that_cannot_be_kept_is_refused():
 def test_a_spec_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         PrivacySpec.none(reason="test").reason = "other"
+
+
+def test_a_reason_cannot_look_like_a_claim_on_a_line_of_its_own():
+    with pytest.raises(ParameterError, match="one line"):
+        PrivacySpec.none(reason="x)\nGUARANTEED epsilon 1")
