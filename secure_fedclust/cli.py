@@ -117,6 +117,8 @@ def _run(arguments: argparse.Namespace) -> None:
         "KB down": sum(exchange.bytes_down for exchange in result.history) / 1000,
         "seconds": result.seconds,
     }
+    if arguments.json:
+        row |= {"guarantee": result.guarantee, "centers": result.centers.tolist()}
     if config.truth is not None:
         truth, found = (np.concatenate(list(d)) for d in (config.truth.values(), model.labels_))
         row |= {"ARI": adjusted_rand(truth, found), "purity": purity(truth, found)}
@@ -126,6 +128,9 @@ def _run(arguments: argparse.Namespace) -> None:
             _write_labels(arguments.out / "labels", result.nonprivate.labels)
     _print_rows([row], arguments)
     if not arguments.quiet and not arguments.json:
+        names = list(result.feature_names or map(str, range(result.centers.shape[1])))
+        print("centres")
+        _print_table(names, result.centers.tolist())
         print(result.guarantee)
 
 
@@ -153,23 +158,27 @@ def _print_rows(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> No
     if arguments.json:
         print(json.dumps(rows, indent=1))
     elif not arguments.quiet:
-        cells = [list(rows[0])] + [[_format(value) for value in row.values()] for row in rows]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for line in cells:
-            print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+        _print_table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    cells = [list(header)] + [[_format(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
 
 
 def _format(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 class _ProgressBar:
-    """One bar, reused by each system in turn."""
+    """One bar, reused by each system in turn; none where nobody watches."""
 
     def __init__(self, quiet: bool) -> None:
         from tqdm import tqdm
 
-        self._bar = tqdm(disable=quiet, unit="reply", leave=False)
+        self._bar = tqdm(disable=quiet or None, unit="reply", leave=False)
 
     def __enter__(self) -> "_ProgressBar":
         return self

@@ -91,8 +91,8 @@ def _estimator(content: Mapping[str, Any]) -> estimators.FederatedClusterer:
     name = content.get("algorithm")
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise ParameterError(f"algorithm = {name!r}: give one of {', '.join(ALGORITHMS)}")
-    privacy = _table(content, "privacy")
-    if set(privacy) != {"none"}:
+    privacy = content.get("privacy")
+    if not isinstance(privacy, dict) or set(privacy) != {"none"} or not privacy["none"]:
         raise ParameterError(
             '[privacy] must say none = "why this run needs no differential privacy"; '
             "this version has no private protocols"
@@ -108,7 +108,9 @@ def _data(
     table: Mapping[str, Any], folder: Path, data_dir: str | Path | None
 ) -> tuple[Clients, dict[str, Ints] | None]:
     if ("source" in table) == ("benchmark" in table):
-        raise ParameterError("[data] needs either source or benchmark")
+        raise ParameterError(
+            f"[data] needs either source or benchmark; it has {', '.join(table) or 'nothing'}"
+        )
     if "source" in table:
         _refuse_unknown(table, {"source", "client_column", "columns"}, "[data]")
         names = _texts(table, "source")

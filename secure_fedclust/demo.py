@@ -78,6 +78,7 @@ def run_demo(out: Path, on_progress: Callable[[str, int, int], None]) -> list[di
                 "exchanges": len(model.result_.history),
                 "KB sent by a client": up / 1000 / N_CLIENTS,
                 "seconds": model.result_.seconds,
+                "guarantee": "NO DP CLAIM",
             }
         )
     figure = draw(federation, fitted)

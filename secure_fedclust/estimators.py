@@ -47,9 +47,12 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
     cluster_centers_ : array of shape (n_clusters_, n_features_in_)
     n_clusters_ : int
         Number of global clusters found.
+    client_names_ : list of str
+        The clients, in the order given.
     labels_ : list of arrays
-        For each client, in the order given, the global cluster of each of its records. Not there
-        when `fit` was given an engine: labels then stay with the clients.
+        For each client, in that order, the global cluster of each of its records. Not there when
+        `fit` was given an engine: labels then stay with the clients. Back into a DataFrame they go
+        client by client: ``frame.loc[frame["site"] == name, "label"] = labels``.
     result_ : FedClustResult
         Centres, history of the exchanges, bytes and timings.
     guarantee_ : str
@@ -103,7 +106,11 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         return self
 
     def predict(self, X: Any) -> Ints:
-        """Index of the nearest global centre of each record."""
+        """Index of the nearest global centre of each record.
+
+        For FedGEM this may differ from `labels_`, which are chosen among the clusters that the
+        record's client holds.
+        """
         check_is_fitted(self)
         _check_feature_names(self, X, reset=False)
         return assign(check_records(X, "X", self.n_features_in_), self.cluster_centers_)
@@ -134,7 +141,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         self,
         clustering: Clustering,
         session: Session,
-        records: Mapping[str, Floats],
+        records: Clients,
         seconds: float,
     ) -> None:
         centers = clustering.centers
@@ -154,9 +161,11 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             history=tuple(session.history),
             seconds=seconds,
             client_clusters=clustering.client_clusters,
+            feature_names=records.feature_names,
             nonprivate=NonPrivate(labels=labels),
         )
         self.guarantee_ = self.result_.guarantee
+        self.client_names_ = list(session.clients)
         self.cluster_centers_ = centers
         self.n_clusters_ = len(centers)
         self.n_features_in_ = centers.shape[1]
@@ -200,6 +209,10 @@ class FKM(FederatedClusterer):
     privacy : PrivacySpec
         Required. `PrivacySpec.none(reason=...)` runs without protection.
     random_state : int, numpy.random.Generator or None
+
+    See Also
+    --------
+    FederatedClusterer : what a fitted model has.
     """
 
     _client_class = fkm.FKMClient
@@ -251,6 +264,10 @@ class KFed(FederatedClusterer):
     privacy : PrivacySpec
         Required. `PrivacySpec.none(reason=...)` runs without protection.
     random_state : int, numpy.random.Generator or None
+
+    See Also
+    --------
+    FederatedClusterer : what a fitted model has.
     """
 
     _client_class = kfed.KFedClient
@@ -295,6 +312,10 @@ class FeCA(FederatedClusterer):
     privacy : PrivacySpec
         Required. `PrivacySpec.none(reason=...)` runs without protection.
     random_state : int, numpy.random.Generator or None
+
+    See Also
+    --------
+    FederatedClusterer : what a fitted model has.
     """
 
     _client_class = feca.FeCAClient
@@ -327,9 +348,11 @@ class FeCA(FederatedClusterer):
 class FedGEM(FederatedClusterer):
     """Federated generalized EM: finds the global number of clusters by itself.
 
-    A client's clusters are taken to be round with a standard deviation of about one: scale the
-    features accordingly. `labels_` gives each client's records one of the clusters that this
-    client holds; `result_.client_clusters` says which these are.
+    Clusters, not features, are taken to have a standard deviation of about one. Standardised
+    features usually make clusters far narrower than that, which blurs them: multiply the features
+    until a typical cluster has a standard deviation of one or more. `labels_` gives each client's
+    records one of the clusters that this client holds; `result_.client_clusters` says which these
+    are.
 
     Parameters
     ----------
@@ -343,6 +366,10 @@ class FedGEM(FederatedClusterer):
     privacy : PrivacySpec
         Required. `PrivacySpec.none(reason=...)` runs without protection.
     random_state : int, numpy.random.Generator or None
+
+    See Also
+    --------
+    FederatedClusterer : what a fitted model has.
     """
 
     _client_class = fedgem.FedGEMClient
@@ -370,14 +397,24 @@ class FedGEM(FederatedClusterer):
         return 1 + self.n_rounds
 
     def _run(self, session: Session, rng: np.random.Generator) -> Clustering:
-        return fedgem.run(
+        numbers = _one_per_client("n_local_clusters", self.n_local_clusters, session.clients)
+        found = fedgem.run(
             session,
-            n_components=_one_per_client(
-                "n_local_clusters", self.n_local_clusters, session.clients
-            ),
+            n_components=numbers,
             n_rounds=int(self.n_rounds),
             final_radius=float(self.final_radius),
         )
+        held = list((found.client_clusters or {}).values())
+        n_components = sum(map(len, held))
+        if len(held) > 2 and len(found.centers) > n_components / 2:
+            warnings.warn(
+                f"of {n_components} local clusters {len(found.centers)} stayed apart: unless "
+                "clients really share few, raise final_radius, or scale the features until a "
+                "typical cluster has a standard deviation of one",
+                FederationWarning,
+                stacklevel=3,
+            )
+        return found
 
 
 class GOLD(FederatedClusterer):
@@ -393,6 +430,10 @@ class GOLD(FederatedClusterer):
     privacy : PrivacySpec
         Required. `PrivacySpec.none(reason=...)` runs without protection.
     random_state : int, numpy.random.Generator or None
+
+    See Also
+    --------
+    FederatedClusterer : what a fitted model has.
     """
 
     _client_class = gold.GOLDClient
@@ -428,7 +469,10 @@ def _require_spec(privacy: Any) -> PrivacySpec:
 
 def _generator(random_state: Any) -> np.random.Generator:
     try:
-        return np.random.default_rng(random_state)
+        rng = np.random.default_rng(random_state)
+        if isinstance(rng.bit_generator.seed_seq, np.random.SeedSequence):
+            return rng
+        return np.random.default_rng(rng.integers(2**63))  # one that can have children
     except (TypeError, ValueError) as error:
         raise ParameterError(
             f"random_state={random_state!r}: give a whole number of at least 0, a numpy "

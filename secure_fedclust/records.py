@@ -151,6 +151,8 @@ def check_clients(clients: Any, client_column: str | None = None) -> Clients:
             f"client_column={client_column!r} needs a DataFrame, got {type(clients).__name__}: "
             "leave it out"
         )
+    if isinstance(clients, Clients) and clients:
+        return clients  # checked when it was made
     if isinstance(clients, Mapping):
         named = [(str(name), X) for name, X in clients.items()]
     elif isinstance(clients, list | tuple):

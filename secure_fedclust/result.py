@@ -1,7 +1,7 @@
 """What a run leaves behind."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -65,6 +65,8 @@ class FedClustResult:
     centers : array of shape (n_clusters, n_features)
     client_clusters : mapping of client to list of int, or None
         For systems that know it: which of the global clusters each client holds.
+    feature_names : sequence of str or None
+        Names of the features, in the order of the centres' columns, where the records had names.
     history : tuple of Exchange
     seconds : float
         Duration of the whole run.
@@ -78,6 +80,7 @@ class FedClustResult:
     history: tuple[Exchange, ...]
     seconds: float
     client_clusters: Mapping[str, list[int]] | None = None
+    feature_names: Sequence[str] | None = None
     nonprivate: NonPrivate = field(default_factory=NonPrivate, repr=False)
 
     @property
@@ -102,6 +105,7 @@ class FedClustResult:
             "guarantee": self.guarantee,
             "centers": self.centers.tolist(),
             "client_clusters": self.client_clusters,
+            "feature_names": self.feature_names,
             "seconds": self.seconds,
             "history": [
                 vars(exchange)

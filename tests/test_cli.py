@@ -36,9 +36,11 @@ def config(tmp_path):
 def test_a_run_writes_its_result_and_prints_a_table(config, tmp_path, capsys):
     assert main(["run", str(config), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
+    assert "age" in printed and "bmi" in printed
     assert "FKM" in printed and "NO DP CLAIM" in printed and "(test)" in printed
     result = FedClustResult.load(tmp_path / "out" / "result.json")
     np.testing.assert_allclose(np.sort(result.centers[:, 0]), [30, 70], atol=1)
+    assert result.feature_names == ["age", "bmi"]
     assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "result.json"]
 
 
@@ -59,6 +61,7 @@ def test_labels_are_written_only_when_asked_for(config, tmp_path, capsys):
 def test_scripts_get_json_or_nothing(config, capsys):
     assert main(["run", str(config), "--json", "--quiet"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
+    assert row["guarantee"].startswith("NO DP CLAIM") and len(row["centers"]) == 2
     assert row["system"] == "FKM" and row["clusters"] == 2 and row["clients"] == 2
     assert main(["run", str(config), "--quiet"]) == 0
     captured = capsys.readouterr()
@@ -72,7 +75,7 @@ def test_scripts_get_json_or_nothing(config, capsys):
         (("n_clusters = 2", "n_clusters = 0"), 2, "n_clusters=0"),
         (("n_clusters = 2", "clusters = 2"), 2, "unknown clusters; there are"),
         (('none = "test"', "epsilon = 1.0"), 2, "[privacy] must say none"),
-        (('none = "test"', 'none = ""'), 2, "needs a reason"),
+        (('none = "test"', 'none = ""'), 2, "[privacy] must say none"),
         (("[privacy]", "[secrecy]"), 2, "unknown secrecy"),
         (('source = "sites.csv"', 'benchmark = "s1"\nsource = "sites.csv"'), 2, "either source or"),
         (('source = "sites.csv"', 'source = "absent.csv"'), 3, "there is no file"),

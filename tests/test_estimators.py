@@ -239,6 +239,29 @@ def test_records_far_from_the_origin_are_clustered_as_well(clients):
         assert adjusted_rand(np.concatenate(truth), np.concatenate(model.labels_)) > 0.95
 
 
+def test_every_kind_of_generator_may_be_the_random_state(clients):
+    for state in (np.random.default_rng(0), np.random.RandomState(0), np.random.PCG64(0), None):
+        assert FKM(4, privacy=NONE, random_state=state).fit(clients[0]).n_clusters_ == 4
+
+
+def test_labels_go_back_into_a_frame_client_by_client(clients):
+    records, truth = clients
+    frame = pd.DataFrame(np.concatenate(records), columns=["age", "bmi"])
+    frame["site"] = np.repeat(["a", "b", "c"], [len(X) for X in records])
+    frame["truth"] = np.concatenate(truth)
+    frame = frame.sample(frac=1, random_state=0)
+    model = FKM(4, privacy=NONE, random_state=0)
+    model.fit(frame[["age", "bmi", "site"]], client_column="site")
+    for name, labels in zip(model.client_names_, model.labels_, strict=True):
+        frame.loc[frame["site"] == name, "label"] = labels
+    assert adjusted_rand(frame["truth"], frame["label"]) > 0.95
+
+
+def test_clusters_that_stay_apart_are_warned_about(clients):
+    with pytest.warns(FederationWarning, match="9 local clusters . stayed apart"):
+        FedGEM(3, final_radius=1e-9, privacy=NONE, random_state=0).fit(clients[0])
+
+
 def test_progress_reaches_its_total(clients):
     seen = []
     FKM(4, n_rounds=2, privacy=NONE).fit(clients[0], on_progress=lambda *p: seen.append(p))

@@ -103,8 +103,8 @@ def benchmark_names(data_dir: str | os.PathLike[str] | None = None) -> list[str]
     names = sorted(path.stem for path in folder.glob("*.npz"))
     if not names:
         raise DataError(
-            f"no data sets (*.npz) in {folder}: pass data_dir or set {DATA_VARIABLE} to the folder "
-            "that has them"
+            f"no data sets (*.npz) in {folder}: pass data_dir (--data-dir) or set {DATA_VARIABLE} "
+            "to the folder that has them"
         )
     return names
 
@@ -216,6 +216,13 @@ def _read_csv(path: Path, client_column: str | None = None) -> "pd.DataFrame":
             f"{path} cannot be read as CSV: it needs a header line, the same number of fields in "
             "each line, and UTF-8"
         )
+    if any(str(name).startswith("Unnamed: ") for name in frame.columns):
+        raise DataError(
+            f"{path} has a column without a name, as tables saved with their index have: name it, "
+            "or save without the index"
+        )
+    if frame.empty:
+        raise DataError(f"{path} has a header line and no records")
     if not isinstance(frame.index, pd.RangeIndex):
         raise DataError(f"{path} has more fields in its records than in its header: name them all")
     return frame

@@ -134,7 +134,7 @@ def test_npz_files_hold_one_client_each(tmp_path):
         ({"oslo": "a\n1\n", "pisa": "a\nsecret\n"}, "pisa: column 'a' is not numeric"),
         ({"oslo": "a,b\n1,2\n,4\n,\n"}, r"2 of 3 records.*'a' \(2 records\), 'b' \(1 records\)"),
         ({"oslo": "a\ninf\n"}, "oslo: 1 of 1 records"),
-        ({"oslo": "a\n1\n", "pisa": "a\n"}, r"pisa: .*0 sample\(s\)"),
+        ({"oslo": "a\n1\n", "pisa": "a\n"}, r"pisa.csv has a header line and no records"),
         ({"oslo": ""}, "oslo.csv cannot be read as CSV"),
         ({"oslo": "a,b\n1,2\n1,2,3,4\n"}, "oslo.csv cannot be read as CSV"),
         ({"oslo": "a\n1,secret\n"}, "more fields"),
