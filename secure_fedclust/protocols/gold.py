@@ -10,9 +10,9 @@ from secure_fedclust.protocols.client import Client, answers
 from secure_fedclust.protocols.clustering import Clustering, stack
 from secure_fedclust.protocols.session import Session
 
-MAX_CENTROIDS = 1 << 12
+MAX_CENTROIDS = 1 << 14
 """More micro-clusters than this are not taken from one client: the server's time grows as their
-square, and one client could keep it busy for hours."""
+square, and one client could otherwise keep it busy for hours."""
 
 CENTROIDS = stage("gold/centroids", request={}, reply={"centroids": Array(("k", "d"))})
 

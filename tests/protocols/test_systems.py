@@ -112,7 +112,7 @@ def test_a_client_refuses_what_it_could_not_compute(kind, stage, fields, message
             forge(fedgem.SEED, maximisers=np.zeros((3, 2)), squared_radii=np.zeros(3)),
             "'k' is 3",
         ),
-        (GOLD(3), forge(gold.CENTROIDS, centroids=np.zeros((gold.MAX_CENTROIDS + 1, 2))), "4097"),
+        (GOLD(3), forge(gold.CENTROIDS, centroids=np.zeros((gold.MAX_CENTROIDS + 1, 2))), "16385"),
         (GOLD(3), forge(gold.CENTROIDS, centroids=np.zeros((0, 2))), "'k' is 0"),
         (FeCA(3), forge(feca.CENTERS, centers=np.zeros((4, 2)), radii=np.zeros(4)), "'k' is 4"),
         (FKM(3), forge(fkm.SEED, means=np.zeros((4, 2)), counts=np.full(4, 5)), "'m' is 4"),
