@@ -28,7 +28,7 @@ Paths are relative to the file.
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -69,7 +69,7 @@ class RunConfig:
 
     estimator: estimators.FederatedClusterer
     clients: Clients
-    truth: Mapping[str, Ints] | None
+    truth: Mapping[str, Ints] | None = field(repr=False)
 
     @classmethod
     def read(cls, path: str | Path, data_dir: str | Path | None = None) -> Self:

@@ -41,6 +41,10 @@ class Clients(dict[str, Floats]):
         super().__init__(records)
         self.feature_names = None if feature_names is None else tuple(feature_names)
 
+    def __repr__(self) -> str:
+        """Names and sizes, no records."""
+        return f"Clients({', '.join(f'{name}: {len(X)} records' for name, X in self.items())})"
+
     @property
     def n_features(self) -> int | None:
         """The width that all records have; None without any."""

@@ -48,7 +48,7 @@ class Exchange:
 class NonPrivate:
     """Computed from records without protection: stays with the clients, and out of files."""
 
-    labels: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    labels: Mapping[str, NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, eq=False)

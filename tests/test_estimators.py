@@ -262,6 +262,14 @@ def test_clusters_that_stay_apart_are_warned_about(clients):
         FedGEM(3, final_radius=1e-9, privacy=NONE, random_state=0).fit(clients[0])
 
 
+def test_neither_records_nor_labels_show_in_a_repr(clients):
+    model = KFed(4, privacy=NONE, random_state=0).fit(clients[0])
+    assert repr(model.result_.nonprivate) == "NonPrivate()"
+    assert "labels" not in repr(model.result_)
+    client = model._client_class(clients[0][0], NONE, np.random.default_rng(0))
+    assert "array" not in repr(client)
+
+
 def test_progress_reaches_its_total(clients):
     seen = []
     FKM(4, n_rounds=2, privacy=NONE).fit(clients[0], on_progress=lambda *p: seen.append(p))

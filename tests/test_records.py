@@ -190,3 +190,8 @@ def test_checking_records_needs_neither_pandas_nor_scikit_learn():
     code = "import sys, secure_fedclust.records; print({'pandas', 'sklearn'} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
     assert out.stdout.strip() == "set()"
+
+
+def test_records_do_not_show_in_a_repr():
+    clients = check_clients({"oslo": [[61.5, 32.25]], "bergen": [[1.0, 2.0], [3.0, 4.0]]})
+    assert repr(clients) == "Clients(oslo: 1 records, bergen: 2 records)"
