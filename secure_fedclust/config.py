@@ -1,30 +1,4 @@
-"""Runs described in a TOML file.
-
-::
-
-    algorithm = "FeCA"              # FKM, KFed, FeCA, FedGEM or GOLD
-
-    [parameters]                    # of the estimator
-    n_clusters = 15
-    random_state = 0
-
-    [privacy]
-    none = "simulation on public data"      # no differential privacy, and why
-
-    [data]                          # clients' own files ...
-    source = "hospitals.csv"        # or a folder or a list of files, one client each, or an npz
-    client_column = "site"
-    columns = ["age", "bmi"]
-
-    [data]                          # ... or a benchmark set, divided among clients
-    benchmark = "s1"
-    partition = "dirichlet"         # iid, dirichlet, distance, cluster_subset or non_icd
-    n_clients = 10
-    alpha = 0.3                     # and other arguments of the partition
-    seed = 0
-
-Paths are relative to the file.
-"""
+"""Runs described in a TOML file, whose format docs/configuration.md shows."""
 
 import tomllib
 from collections.abc import Callable, Mapping
@@ -127,11 +101,9 @@ def _data(
     n_clients = arguments.pop("n_clients")
     try:
         parts = PARTITIONS[name](benchmark.X, benchmark.y, n_clients, **arguments)
-    except (TypeError, OverflowError) as error:
-        raise ParameterError(f"[data] partition = {name!r}: {error}") from error
-    except ValueError as error:
-        if isinstance(error, SecureFedClustError):
-            raise
+    except SecureFedClustError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:
         raise ParameterError(f"[data] partition = {name!r}: {error}") from error
     names = [f"client {i}" for i in range(len(parts))]
     records = {client: benchmark.X[part] for client, part in zip(names, parts, strict=True)}

@@ -155,8 +155,6 @@ def check_clients(clients: Any, client_column: str | None = None) -> Clients:
             f"client_column={client_column!r} needs a DataFrame, got {type(clients).__name__}: "
             "leave it out"
         )
-    if isinstance(clients, Clients) and clients:
-        return clients  # checked when it was made
     if isinstance(clients, Mapping):
         named = [(str(name), X) for name, X in clients.items()]
     elif isinstance(clients, list | tuple):
@@ -170,7 +168,9 @@ def check_clients(clients: Any, client_column: str | None = None) -> Clients:
     tables = by_name(named)
     if all(_is_frame(X) for X in tables.values()):
         return clients_from_frames(tables)
-    return Clients(_same_width({name: check_records(X, name) for name, X in tables.items()}))
+    names = clients.feature_names if isinstance(clients, Clients) else None
+    records = _same_width({name: check_records(X, name) for name, X in tables.items()})
+    return Clients(records, names)
 
 
 def clients_from_frame(

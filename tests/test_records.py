@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse as sp
 
 from secure_fedclust.errors import DataError, ParameterError
-from secure_fedclust.records import check_clients, check_records, clients_from_frame
+from secure_fedclust.records import Clients, check_clients, check_records, clients_from_frame
 
 
 def test_records_become_contiguous_float64():
@@ -190,6 +190,13 @@ def test_checking_records_needs_neither_pandas_nor_scikit_learn():
     code = "import sys, secure_fedclust.records; print({'pandas', 'sklearn'} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
     assert out.stdout.strip() == "set()"
+
+
+def test_records_made_by_hand_are_checked_and_keep_their_names():
+    good = Clients({"a": np.ones((2, 2))}, ["age", "bmi"])
+    assert check_clients(good).feature_names == ("age", "bmi")
+    with pytest.raises(DataError, match="a: 1 of 1 records contain NaN"):
+        check_clients(Clients({"a": np.array([[np.nan]])}))
 
 
 def test_records_do_not_show_in_a_repr():

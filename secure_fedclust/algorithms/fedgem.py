@@ -27,7 +27,7 @@ import numpy as np
 from scipy.spatial.distance import cdist, pdist
 
 from secure_fedclust.algorithms.grouping import overlapping_groups, overlapping_pairs
-from secure_fedclust.algorithms.lloyd import kmeans_seeds, mean_of
+from secure_fedclust.algorithms.lloyd import group_means, kmeans_seeds, mean_of
 from secure_fedclust.arrays import Floats, Ints
 
 N_DRAWS = 10
@@ -126,7 +126,4 @@ def server_merge(maximisers: Floats, squared_radii: Floats, owners: Ints) -> tup
         The cluster that each component became part of.
     """
     groups = overlapping_groups(maximisers, np.sqrt(squared_radii), owners)
-    counts = np.bincount(groups)
-    sums = np.zeros((len(counts), maximisers.shape[1]))
-    np.add.at(sums, groups, maximisers)
-    return sums / counts[:, None], groups
+    return group_means(maximisers, groups), groups

@@ -22,6 +22,7 @@ The print does not determine the algorithm. Departures from it:
 
 import numpy as np
 
+from secure_fedclust.algorithms.lloyd import group_means
 from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.errors import ParameterError
 
@@ -46,7 +47,7 @@ def client_micro_clusters(X: Floats, rng: np.random.Generator) -> Floats:
         How many is for the contest to decide, at most half the records, rounded.
     """
     X = rng.permutation(X)
-    return server_centers(X, _compete(X, _half(len(X)), rng))
+    return group_means(X, _compete(X, _half(len(X)), rng))
 
 
 def server_granularities(centroids: Floats, rng: np.random.Generator) -> Ints:
@@ -95,10 +96,7 @@ def server_merge(encoding: Ints, n_clusters: int, rng: np.random.Generator) -> I
 
 def server_centers(centroids: Floats, labels: Ints) -> Floats:
     """Unweighted mean of the centroids of each cluster, in the order of the labels."""
-    present, positions = np.unique(labels, return_inverse=True)
-    sums = np.zeros((len(present), centroids.shape[1]))
-    np.add.at(sums, positions, centroids)
-    return np.asarray(sums / np.bincount(positions)[:, None])
+    return group_means(centroids, labels)
 
 
 def server_cluster(centroids: Floats, n_clusters: int | None, rng: np.random.Generator) -> Floats:

@@ -59,6 +59,14 @@ def mean_of(sums: Floats, counts: Ints | Floats, otherwise: Floats) -> Floats:
     return means
 
 
+def group_means(points: Floats, labels: Ints) -> Floats:
+    """Mean of the points of each label, in the order of the labels that occur."""
+    found, positions, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(found), points.shape[1]))
+    np.add.at(sums, positions, points)
+    return np.asarray(sums / counts[:, None])
+
+
 def kmeans_seeds(X: Floats, n_clusters: int, rng: np.random.Generator) -> Floats:
     """Up to `n_clusters` distinct records chosen by greedy k-means++."""
     n_clusters = min(n_clusters, count_distinct(X, n_clusters))
