@@ -19,3 +19,15 @@ class ProtocolError(SecureFedClustError):
 
 class FederationWarning(UserWarning):
     """The run went on without some client's message, or found fewer clusters than asked for."""
+
+
+class LedgerError(SecureFedClustError):
+    """A ledger cannot be used: missing, damaged, edited, of another version, or not writable."""
+
+
+class BudgetExceeded(SecureFedClustError):  # noqa: N818
+    """A release would spend more than a run's plan or a ledger's lifetime budget allows."""
+
+
+class PrivacyWarning(UserWarning):
+    """A private run goes on, but its noise, its bound or its sampler deserve a look."""

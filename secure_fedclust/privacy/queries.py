@@ -1,0 +1,431 @@
+"""Questions about a client's records whose answers are bounded, record by record.
+
+A query says how sensitive its answer is before it sees a record, and answers in whole grid steps.
+Each record's contribution is computed from that record alone, shortened, and truncated towards
+zero; only then are contributions added up, exactly.
+
+Records are in working coordinates, in which they are no longer than `sqrt(d)` (see `Domain`).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from scipy.spatial.distance import cdist
+
+from secure_fedclust.arrays import Floats, Ints
+from secure_fedclust.privacy import sensitivity as formulas
+from secure_fedclust.privacy.mechanism import Bounded, Noisy, add_up, clip_rows
+from secure_fedclust.privacy.sensitivity import Adjacency, Sensitivity
+
+_BLOCK = 1 << 14
+_SHARE_BITS = 16
+
+
+class Query(Protocol):
+    """What every query can do."""
+
+    extra_bits: ClassVar[int]
+    """How much finer than usual the grid must be."""
+
+    def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
+        """How far a record moves the answer: in grid steps, or in real terms without a grid."""
+
+    def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
+        """The exact answer, in grid steps."""
+
+
+@dataclass(frozen=True)
+class CellSums:
+    """For each cell of a partition: count, sum of residuals, and, if asked for, squared lengths.
+
+    A record belongs to the cell of the nearest centre. Its residual from that centre is shortened
+    to `radius`.
+
+    Parameters
+    ----------
+    centers : array of shape (k, d)
+        Public, or computed from what was released.
+    radius : float
+    count_weight : float
+        Weight of counts against sums, in units of `radius`.
+    square_weight : float
+        Weight of squared lengths, from 0 (not released) to 1.
+    """
+
+    extra_bits: ClassVar[int] = 0
+
+    centers: Floats
+    radius: float
+    count_weight: float
+    square_weight: float = 0.0
+
+    def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
+        radius = _in_steps(self.radius, exponent)
+        count_weight = _in_steps(self.radius * self.count_weight, exponent)
+        if not self.square_weight:
+            return formulas.sums_and_counts(radius, count_weight, adjacency)
+        square_weight = self.square_weight / radius
+        found = formulas.synopsis(radius, count_weight, square_weight, adjacency)
+        return _allow_truncation(found, 1, adjacency, exponent)
+
+    def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
+        radius = int(_in_steps(self.radius, exponent))
+        count_weight = int(_in_steps(self.radius * self.count_weight, exponent))
+        k = len(self.centers)
+        cells = nearest(X, self.centers)
+        residuals = clip_rows(np.ldexp(X - self.centers[cells], -exponent), radius)
+        fields = {
+            "sums": add_up(residuals, cells, k),
+            "counts": count_weight * np.bincount(cells, minlength=k),
+        }
+        if self.square_weight:
+            squared = np.zeros(len(X))
+            for column in residuals.T:
+                squared += np.square(column / radius)
+            squares = np.trunc(self.square_weight * radius * (np.minimum(squared, 1) - 0.5))
+            fields["squares"] = add_up(squares.astype(np.int64)[:, None], cells, k)[:, 0]
+        return Bounded(fields, self.sensitivity(adjacency, exponent), exponent)
+
+    def read(self, noisy: Noisy) -> "Cells":
+        """The noisy answer in real terms."""
+        step = math.ldexp(1.0, noisy.exponent)
+        steps = _in_steps(self.radius * self.count_weight, noisy.exponent)
+        counts = noisy.fields["counts"] / steps
+        squares = None
+        square_sigma = 0.0
+        if self.square_weight:
+            scale = step * self.radius / self.square_weight
+            squares = noisy.fields["squares"] * scale + counts * self.radius**2 / 2
+            square_sigma = noisy.sigma * scale
+        return Cells(
+            self.centers,
+            counts,
+            np.asarray(noisy.fields["sums"] * step),
+            squares,
+            noisy.sigma / steps,
+            noisy.sigma * step,
+            square_sigma,
+        )
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Noisy counts, residual sums and squared lengths of cells, with their noise.
+
+    The noise of `squares` given is that of the squared lengths alone; they were centred with the
+    noisy counts.
+    """
+
+    centers: Floats
+    counts: Floats
+    sums: Floats
+    squares: Floats | None
+    count_sigma: float
+    sum_sigma: float
+    square_sigma: float = 0.0
+
+
+@dataclass(frozen=True)
+class SoftSums:
+    """For each component: its total responsibility, and the sum of residuals weighted with it.
+
+    Responsibilities are those of Gaussians of unit covariance, in coordinates that are the working
+    ones times `scale`; they are rounded down to multiples of 2^-16, so that they never add up to
+    more than one. Products of whole numbers are exact.
+    """
+
+    extra_bits: ClassVar[int] = _SHARE_BITS
+
+    centers: Floats
+    scale: Floats
+    radius: float
+    count_weight: float
+
+    def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
+        # The exponent is that of products; residuals are whole in steps 2^16 times as large.
+        finer = None if exponent is None else exponent + _SHARE_BITS
+        radius = _in_steps(self.radius, finer)
+        count_weight = _in_steps(self.radius * self.count_weight, finer)
+        if exponent is not None:
+            radius, count_weight = radius * 2**_SHARE_BITS, count_weight * 2**_SHARE_BITS
+        return formulas.sums_and_counts(radius, count_weight, adjacency)
+
+    def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
+        sums, shares = self.exact(X, exponent + _SHARE_BITS)
+        count_weight = int(_in_steps(self.radius * self.count_weight, exponent + _SHARE_BITS))
+        fields = {"sums": sums, "counts": count_weight * shares}
+        return Bounded(fields, self.sensitivity(adjacency, exponent), exponent)
+
+    def exact(self, X: Floats, exponent: int) -> tuple[Ints, Ints]:
+        """Exact sums and total responsibilities, both in units of 2^-16 of a step."""
+        k, d = self.centers.shape
+        radius = int(_in_steps(self.radius, exponent))
+        sums, shares = np.zeros((k, d), dtype=np.int64), np.zeros(k, dtype=np.int64)
+        for start in range(0, len(X), _BLOCK):
+            block = X[start : start + _BLOCK]
+            parts = responsibilities(block * self.scale, self.centers * self.scale)
+            for j in range(k):
+                residuals = clip_rows(np.ldexp(block - self.centers[j], -exponent), radius)
+                sums[j] += parts[:, j] @ residuals
+            shares += parts.sum(axis=0)
+        return sums, shares
+
+    def read(self, noisy: Noisy) -> Cells:
+        """The noisy answer in real terms."""
+        step = math.ldexp(1.0, noisy.exponent)
+        steps = _in_steps(self.radius * self.count_weight, noisy.exponent + _SHARE_BITS)
+        steps *= 2**_SHARE_BITS
+        return Cells(
+            self.centers,
+            noisy.fields["counts"] / steps,
+            np.asarray(noisy.fields["sums"] * step),
+            None,
+            noisy.sigma / steps,
+            noisy.sigma * step,
+        )
+
+
+@dataclass(frozen=True)
+class FloorMeans:
+    """For each component: the mean of its residuals, with a floor under its weight.
+
+    Parameters
+    ----------
+    soft : SoftSums
+        Centres, scale and radius.
+    floor : float
+        At least 1.
+    printed_bound : bool
+        Calibrate with FedGEM's Theorem 9 instead of the exact constant.
+    """
+
+    extra_bits: ClassVar[int] = 0
+
+    soft: SoftSums
+    floor: float
+    printed_bound: bool = False
+
+    def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
+        radius = _in_steps(self.soft.radius, exponent)
+        floor = math.floor(self.floor * 2**_SHARE_BITS) / 2**_SHARE_BITS
+        k, d = self.soft.centers.shape
+        if self.printed_bound:
+            found = formulas.theorem9(radius, floor, k, adjacency)
+        else:
+            found = formulas.floor_mean(radius, floor, adjacency)
+        # Means are rounded to the grid at the end, which can part any of them by one more step.
+        return _allow_truncation(found, k * d, "replace_one", exponent)
+
+    def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
+        sums, shares = self.soft.exact(X, exponent)
+        weights = np.maximum(shares, math.floor(self.floor * 2**_SHARE_BITS))
+        fields = {"means": sums // weights[:, None]}
+        return Bounded(fields, self.sensitivity(adjacency, exponent), exponent)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Number of records, their sum, and their second-moment matrix.
+
+    Parameters
+    ----------
+    n_features : int
+    shares : tuple of three floats
+        Of the squared sensitivity, for number, sum and matrix.
+    """
+
+    extra_bits: ClassVar[int] = 0
+
+    n_features: int
+    shares: tuple[float, float, float] = (0.1, 0.3, 0.6)
+
+    @property
+    def _bound(self) -> float:
+        return math.sqrt(self.n_features)
+
+    def _weights(self, exponent: int | None) -> tuple[float, float, float]:
+        # Contributions are weight, sum_weight * x and matrix_weight * x x^T, each no longer than
+        # the bound times the root of its share.
+        bound = _in_steps(self._bound, exponent)
+        count, sums, matrix = (math.sqrt(share / sum(self.shares)) for share in self.shares)
+        return math.floor(bound * count) if exponent is not None else bound * count, sums, matrix
+
+    def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
+        bound = _in_steps(self._bound, exponent)
+        count_weight, sum_weight, matrix_weight = self._weights(exponent)
+        found = formulas.moments(bound, count_weight, sum_weight, matrix_weight / bound, adjacency)
+        width = self.n_features * (self.n_features + 3) // 2
+        return _allow_truncation(found, width, adjacency, exponent)
+
+    def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
+        bound = int(_in_steps(self._bound, exponent))
+        count_weight, sum_weight, matrix_weight = self._weights(exponent)
+        rows, columns = np.triu_indices(self.n_features)
+        weight = np.where(rows == columns, matrix_weight, math.sqrt(2) * matrix_weight)
+        # Products of floats are rounded: keep their length below the bound all the same.
+        weight *= 1 - 1e-12
+        sums = np.zeros(self.n_features, dtype=np.int64)
+        squares = np.zeros(len(rows), dtype=np.int64)
+        block = max(1, (1 << 22) // len(rows))
+        for start in range(0, len(X), block):
+            short = clip_rows(np.ldexp(X[start : start + block], -exponent), bound)
+            sums += np.trunc(sum_weight * (1 - 1e-12) * short).astype(np.int64).sum(axis=0)
+            unit = short / bound
+            products = np.trunc(unit[:, rows] * unit[:, columns] * weight * bound)
+            squares += products.astype(np.int64).sum(axis=0)
+        fields = {
+            "count": np.array([int(count_weight) * len(X)]),
+            "sums": sums,
+            "squares": squares,
+        }
+        return Bounded(fields, self.sensitivity(adjacency, exponent), exponent)
+
+    def read(self, noisy: Noisy) -> tuple[float, Floats, Floats]:
+        """Noisy number of records, mean and covariance."""
+        bound = _in_steps(self._bound, noisy.exponent)
+        count_weight, sum_weight, matrix_weight = self._weights(noisy.exponent)
+        step = math.ldexp(1.0, noisy.exponent)
+        count_sigma = noisy.sigma / count_weight
+        count = max(float(noisy.fields["count"][0]) / count_weight, count_sigma, 1.0)
+        mean = np.asarray(noisy.fields["sums"] * (step / sum_weight / count))
+        rows, columns = np.triu_indices(self.n_features)
+        weight = np.where(rows == columns, matrix_weight, math.sqrt(2) * matrix_weight)
+        second = np.zeros((self.n_features, self.n_features))
+        second[rows, columns] = noisy.fields["squares"] * step / weight * (bound * step) / count
+        second[columns, rows] = second[rows, columns]
+        return count, mean, second - np.outer(mean, mean)
+
+
+@dataclass(frozen=True)
+class Histograms:
+    """One histogram a feature, over public edges.
+
+    Parameters
+    ----------
+    edges : array of shape (d, m + 1)
+        Ascending in each row. Records below the first or above the last edge count in the first or
+        the last bin.
+    """
+
+    extra_bits: ClassVar[int] = 0
+
+    edges: Floats
+
+    def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
+        return formulas.histogram(_in_steps(1.0, exponent), adjacency, len(self.edges))
+
+    def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
+        d, m = len(self.edges), self.edges.shape[1] - 1
+        counts = np.empty((d, m), dtype=np.int64)
+        for j in range(d):
+            bins = np.searchsorted(self.edges[j], X[:, j], side="right") - 1
+            counts[j] = np.bincount(np.clip(bins, 0, m - 1), minlength=m)
+        fields = {"counts": int(_in_steps(1.0, exponent)) * counts}
+        return Bounded(fields, self.sensitivity(adjacency, exponent), exponent)
+
+    def read(self, noisy: Noisy) -> tuple[Floats, float]:
+        """Noisy counts and their noise."""
+        one = _in_steps(1.0, noisy.exponent)
+        return noisy.fields["counts"] / one, noisy.sigma / one
+
+
+@dataclass(frozen=True)
+class Cost:
+    """How far records are from their nearest centre: sum of squares up to `cap`, and a count.
+
+    Distances are those of working coordinates times `scale`.
+    """
+
+    extra_bits: ClassVar[int] = 0
+
+    centers: Floats
+    scale: Floats
+    cap: float
+    count_weight: float = 0.25
+
+    def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
+        cap = _in_steps(self.cap, exponent)
+        count_weight = _in_steps(self.cap * self.count_weight, exponent)
+        found = formulas.cost(cap, count_weight, adjacency)
+        return _allow_truncation(found, 1, adjacency, exponent)
+
+    def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
+        cap = int(_in_steps(self.cap, exponent))
+        count_weight = int(_in_steps(self.cap * self.count_weight, exponent))
+        squared = np.full(len(X), np.inf)
+        centers = self.centers * self.scale
+        for start in range(0, len(X), _BLOCK):
+            stop = start + _BLOCK
+            distances = cdist(X[start:stop] * self.scale, centers, "sqeuclidean")
+            squared[start:stop] = distances.min(axis=1)
+        steps = np.trunc(np.minimum(np.ldexp(squared, -exponent), cap) - cap / 2)
+        fields = {
+            "cost": np.array([steps.astype(np.int64).sum()]),
+            "count": np.array([count_weight * len(X)]),
+        }
+        return Bounded(fields, self.sensitivity(adjacency, exponent), exponent)
+
+    def read(self, noisy: Noisy) -> tuple[float, float, float, float]:
+        """Noisy sum and its noise, noisy number of records and its noise."""
+        step = math.ldexp(1.0, noisy.exponent)
+        cap = _in_steps(self.cap, noisy.exponent) * step
+        steps = _in_steps(self.cap * self.count_weight, noisy.exponent)
+        count = float(noisy.fields["count"][0]) / steps
+        total = float(noisy.fields["cost"][0]) * step + count * cap / 2
+        return total, noisy.sigma * step, count, noisy.sigma / steps
+
+
+def clip_message(
+    fields: dict[str, Ints], norm: float, adjacency: Adjacency, exponent: int
+) -> Bounded:
+    """A whole message shortened to `norm`, for the unit ``client``."""
+    flat = np.concatenate([field.ravel() for field in fields.values()])
+    radius = int(_in_steps(norm, exponent))
+    short = clip_rows(flat[None].astype(np.float64), radius)[0]
+    ends = np.cumsum([field.size for field in fields.values()])[:-1]
+    parts = np.split(short, ends)
+    clipped = {
+        name: part.reshape(field.shape)
+        for (name, field), part in zip(fields.items(), parts, strict=True)
+    }
+    return Bounded(clipped, formulas.message(radius, adjacency), exponent)
+
+
+def nearest(X: Floats, centers: Floats) -> Ints:
+    """Nearest centre of each record, which does not depend on what other records there are."""
+    cells = np.empty(len(X), dtype=np.int64)
+    for start in range(0, len(X), _BLOCK):
+        # Unlike products of matrices, this computes every distance by itself.
+        squared = cdist(X[start : start + _BLOCK], centers, "sqeuclidean")
+        cells[start : start + _BLOCK] = squared.argmin(axis=1)
+    return cells
+
+
+def responsibilities(X: Floats, centers: Floats) -> Ints:
+    """Responsibilities of unit Gaussians of equal weight, in units of 2^-16, rounded down."""
+    logits = cdist(X, centers, "sqeuclidean")
+    logits *= -0.5
+    logits -= logits.max(axis=1, keepdims=True)
+    np.exp(logits, out=logits)
+    total = np.zeros(len(X))
+    for column in logits.T:
+        total += column
+    # A little less than the true share, lest rounding make the shares of a record exceed one.
+    shares = np.floor(logits / total[:, None] * (2**_SHARE_BITS * (1 - 1e-12)))
+    return np.asarray(shares, dtype=np.int64)
+
+
+def _in_steps(length: float, exponent: int | None) -> float:
+    """A length in whole grid steps, rounded down, or as it is where there is no grid."""
+    return length if exponent is None else float(math.floor(math.ldexp(length, -exponent)))
+
+
+def _allow_truncation(
+    found: Sensitivity, width: int, adjacency: Adjacency, exponent: int | None
+) -> Sensitivity:
+    """Widen a bound on a difference: truncating both sides can part each coordinate by a step."""
+    if exponent is None or adjacency == "add_remove":
+        return found
+    return Sensitivity(found.value + math.sqrt(width), found.formula, found.inputs)
