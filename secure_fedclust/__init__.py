@@ -4,16 +4,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from secure_fedclust.errors import (
+    BudgetExceeded,
     DataError,
     FederationWarning,
+    LedgerError,
     ParameterError,
+    PrivacyWarning,
     ProtocolError,
     SecureFedClustError,
 )
 from secure_fedclust.privacy.spec import PrivacySpec
 
 if TYPE_CHECKING:
-    from secure_fedclust.estimators import FKM, GOLD, FeCA, FedGEM, KFed
+    from secure_fedclust.estimators import FKM, GOLD, FeCA, FedGEM, KFed, load_model
+    from secure_fedclust.privacy.ledger import Ledger
+    from secure_fedclust.released import noisy_nicv, private_ranges, release_synopsis, suggest_k
     from secure_fedclust.result import FedClustResult
 
 __version__ = "0.1.0.dev0"
@@ -21,21 +26,37 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "FKM",
     "GOLD",
+    "BudgetExceeded",
     "DataError",
     "FeCA",
     "FedClustResult",
     "FedGEM",
     "FederationWarning",
     "KFed",
+    "Ledger",
+    "LedgerError",
     "ParameterError",
     "PrivacySpec",
+    "PrivacyWarning",
     "ProtocolError",
     "SecureFedClustError",
+    "load_model",
+    "noisy_nicv",
+    "private_ranges",
+    "release_synopsis",
+    "suggest_k",
 ]
 
 # scikit-learn takes a second to import, so what stands on it is imported when first used.
 _LATER = {
-    **dict.fromkeys(("FKM", "KFed", "FeCA", "FedGEM", "GOLD"), "secure_fedclust.estimators"),
+    **dict.fromkeys(
+        ("FKM", "KFed", "FeCA", "FedGEM", "GOLD", "load_model"), "secure_fedclust.estimators"
+    ),
+    **dict.fromkeys(
+        ("noisy_nicv", "private_ranges", "release_synopsis", "suggest_k"),
+        "secure_fedclust.released",
+    ),
+    "Ledger": "secure_fedclust.privacy.ledger",
     "FedClustResult": "secure_fedclust.result",
 }
 

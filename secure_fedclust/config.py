@@ -8,11 +8,12 @@ from typing import Any, Self
 
 from secure_fedclust import datasets, estimators
 from secure_fedclust.arrays import Ints
+from secure_fedclust.base import FederatedClusterer
 from secure_fedclust.errors import ParameterError, SecureFedClustError
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.records import Clients
 
-ALGORITHMS: dict[str, type[estimators.FederatedClusterer]] = {
+ALGORITHMS: dict[str, type[FederatedClusterer]] = {
     "FKM": estimators.FKM,
     "KFed": estimators.KFed,
     "FeCA": estimators.FeCA,
@@ -41,7 +42,7 @@ class RunConfig:
         True labels, where the data are a benchmark set.
     """
 
-    estimator: estimators.FederatedClusterer
+    estimator: FederatedClusterer
     clients: Clients
     truth: Mapping[str, Ints] | None = field(repr=False)
 
@@ -61,7 +62,7 @@ class RunConfig:
         return cls(estimator, clients, truth)
 
 
-def _estimator(content: Mapping[str, Any]) -> estimators.FederatedClusterer:
+def _estimator(content: Mapping[str, Any]) -> FederatedClusterer:
     name = content.get("algorithm")
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise ParameterError(f"algorithm = {name!r}: give one of {', '.join(ALGORITHMS)}")

@@ -10,8 +10,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from secure_fedclust.arrays import Floats, Ints
+from secure_fedclust.base import FederatedClusterer
 from secure_fedclust.datasets import cluster_subset_partition, rmin_blobs
-from secure_fedclust.estimators import FKM, GOLD, FeCA, FederatedClusterer, FedGEM, KFed
+from secure_fedclust.estimators import FKM, GOLD, FeCA, FedGEM, KFed
 from secure_fedclust.metrics import adjusted_rand
 from secure_fedclust.privacy.spec import PrivacySpec
 

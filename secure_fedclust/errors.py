@@ -25,7 +25,7 @@ class LedgerError(SecureFedClustError):
     """A ledger cannot be used: missing, damaged, edited, of another version, or not writable."""
 
 
-class BudgetExceeded(SecureFedClustError):  # noqa: N818
+class BudgetExceeded(SecureFedClustError):
     """A release would spend more than a run's plan or a ledger's lifetime budget allows."""
 
 

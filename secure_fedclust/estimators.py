@@ -3,194 +3,41 @@
 >>> import numpy as np
 >>> from secure_fedclust import FKM, PrivacySpec
 >>> rng = np.random.default_rng(0)
->>> hospital_a = rng.normal([[0, 0]] * 50 + [[9, 9]] * 50)
->>> hospital_b = rng.normal([[9, 9]] * 50 + [[0, 9]] * 50)
->>> model = FKM(n_clusters=3, privacy=PrivacySpec.none(reason="example"), random_state=0)
->>> model.fit([hospital_a, hospital_b]).n_clusters_
+>>> hospital_a = rng.normal([[0, 0]] * 500 + [[9, 9]] * 500)
+>>> hospital_b = rng.normal([[9, 9]] * 500 + [[0, 9]] * 500)
+>>> spec = PrivacySpec(epsilon=1.0, delta=1e-5, ranges=[(-5, 15), (-5, 15)])
+>>> model = FKM(n_clusters=3, privacy=spec, random_state=0).fit([hospital_a, hospital_b])
+>>> model.n_clusters_
 3
 >>> model.predict([[8.5, 9.5]]) == model.predict([[9.5, 8.5]])
 array([ True])
 """
 
+import json
 import math
-import time
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClusterMixin
-from sklearn.utils.validation import _check_feature_names, check_is_fitted
 
-from secure_fedclust.algorithms.lloyd import assign
-from secure_fedclust.arrays import Floats, Ints
-from secure_fedclust.engines import Engine, InProcessEngine
+from secure_fedclust.base import FederatedClusterer
 from secure_fedclust.errors import FederationWarning, ParameterError
 from secure_fedclust.parameters import check_choice, check_counts, check_positive
+from secure_fedclust.privacy.accounting import Limit
+from secure_fedclust.privacy.domain import Domain
+from secure_fedclust.privacy.mechanism import SamplerName
+from secure_fedclust.privacy.plan import Feasibility, PlannedRelease
 from secure_fedclust.privacy.spec import PrivacySpec
-from secure_fedclust.protocols import feca, fedgem, fkm, gold, kfed
+from secure_fedclust.protocols import feca, fedgem, fkm, gold, kfed, seeding
 from secure_fedclust.protocols.client import Client
 from secure_fedclust.protocols.clustering import Clustering
+from secure_fedclust.protocols.feasibility import pooled_feasibility
 from secure_fedclust.protocols.session import Session
-from secure_fedclust.records import Clients, check_clients, check_records
-from secure_fedclust.result import FedClustResult, NonPrivate
+from secure_fedclust.protocols.synopsis import Synopsis, cells_for
 
-Progress = Callable[[int, int], None]
-
-
-class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc]
-    """What all estimators share: checking input, running the protocol, keeping the result.
-
-    Attributes
-    ----------
-    cluster_centers_ : array of shape (n_clusters_, n_features_in_)
-    n_clusters_ : int
-        Number of global clusters found.
-    client_names_ : list of str
-        The clients, in the order given.
-    labels_ : list of arrays
-        For each client, in that order, the global cluster of each of its records. Not there when
-        `fit` was given an engine: labels then stay with the clients. Back into a DataFrame they go
-        client by client: ``frame.loc[frame["site"] == name, "label"] = labels``.
-    result_ : FedClustResult
-        Centres, history of the exchanges, bytes and timings.
-    guarantee_ : str
-        What may be claimed about the privacy of the run.
-    """
-
-    _client_class: ClassVar[type[Client]]
-
-    privacy: PrivacySpec | None
-    random_state: Any
-
-    def fit(
-        self,
-        clients: Any,
-        y: None = None,
-        *,
-        client_column: str | None = None,
-        on_progress: Progress | None = None,
-    ) -> Self:
-        """Cluster the clients' records without pooling them.
-
-        Parameters
-        ----------
-        clients : list of arrays, mapping of name to array, DataFrame, or Engine
-            One array of shape (n_records, n_features) a client. A DataFrame needs
-            `client_column`. An engine reaches clients that hold their records elsewhere.
-        y : ignored
-        client_column : str, optional
-            The column of a DataFrame that says which client a row belongs to.
-        on_progress : function, optional
-            Called with the number of client replies so far and the number expected. Not called
-            when `clients` is an engine.
-        """
-        spec = _require_spec(self.privacy)
-        self._check_parameters()
-        rng = _generator(self.random_state)
-        started = time.perf_counter()
-        engine: Engine
-        if isinstance(clients, Engine):
-            engine, records = clients, Clients({})
-        else:
-            records = check_clients(clients, client_column)
-            engine = self._simulate(records, spec, rng, on_progress)
-        session = Session(engine, spec, records.n_features)
-        clustering = self._run(session, rng)
-        self._keep(clustering, session, records, time.perf_counter() - started)
-        if records.feature_names is not None:
-            self.feature_names_in_ = np.asarray(records.feature_names, dtype=object)
-        elif hasattr(self, "feature_names_in_"):
-            del self.feature_names_in_
-        return self
-
-    def predict(self, X: Any) -> Ints:
-        """Index of the nearest global centre of each record.
-
-        For FedGEM this may differ from `labels_`, which are chosen among the clusters that the
-        record's client holds.
-        """
-        check_is_fitted(self)
-        _check_feature_names(self, X, reset=False)
-        return assign(check_records(X, "X", self.n_features_in_), self.cluster_centers_)
-
-    def _simulate(
-        self,
-        records: Mapping[str, Floats],
-        spec: PrivacySpec,
-        rng: np.random.Generator,
-        on_progress: Progress | None,
-    ) -> InProcessEngine:
-        handlers = {
-            name: self._client_class(X, spec, child).handle
-            for (name, X), child in zip(records.items(), rng.spawn(len(records)), strict=True)
-        }
-        total = len(records) * self._n_exchanges()
-        done = 0
-
-        def count(_: str) -> None:
-            nonlocal done
-            done += 1
-            if on_progress is not None:
-                on_progress(done, total)
-
-        return InProcessEngine(handlers, on_reply=count)
-
-    def _keep(
-        self,
-        clustering: Clustering,
-        session: Session,
-        records: Clients,
-        seconds: float,
-    ) -> None:
-        centers = clustering.centers
-        held = clustering.client_clusters or {}
-        everything = range(len(centers))
-        labels = {
-            client: _nearest(X, centers, held.get(client, everything))
-            for client, X in records.items()
-        }
-        parameters = self.get_params(deep=False)
-        del parameters["privacy"]
-        self.result_ = FedClustResult(
-            algorithm=type(self).__name__,
-            parameters={name: _plain(value) for name, value in parameters.items()},
-            guarantee=session.spec.describe(),
-            centers=centers,
-            history=tuple(session.history),
-            seconds=seconds,
-            client_clusters=clustering.client_clusters,
-            feature_names=records.feature_names,
-            nonprivate=NonPrivate(labels=labels),
-        )
-        self.guarantee_ = self.result_.guarantee
-        self.client_names_ = list(session.clients)
-        self.cluster_centers_ = centers
-        self.n_clusters_ = len(centers)
-        self.n_features_in_ = centers.shape[1]
-        if records:
-            self.labels_ = list(labels.values())
-        elif hasattr(self, "labels_"):
-            del self.labels_
-        asked = getattr(self, "n_clusters", None)
-        if asked is not None and self.n_clusters_ < asked:
-            warnings.warn(
-                f"found {self.n_clusters_} clusters where {asked} were asked for",
-                FederationWarning,
-                stacklevel=3,
-            )
-
-    @abstractmethod
-    def _check_parameters(self) -> None:
-        """Raise a `ParameterError` for the first parameter that is not usable."""
-
-    @abstractmethod
-    def _run(self, session: Session, rng: np.random.Generator) -> Clustering:
-        """Run the server's side of the protocol."""
-
-    def _n_exchanges(self) -> int:
-        return 1
+Calibration = Literal["synopsis", "sums", "floor", "theorem9"]
 
 
 class FKM(FederatedClusterer):
@@ -199,20 +46,27 @@ class FKM(FederatedClusterer):
     Parameters
     ----------
     n_clusters : int
-    n_rounds : int
-        k-means steps that every client takes after seeding.
+    n_rounds : int or None
+        k-means steps that every client takes after seeding. If None, ten without differential
+        privacy, and with it as many as pay: one up to two features, else one or two.
     n_init : int
         Restarts of the server's k-means over the clients' means.
-    align : {"kmeans", "index"}
+    align : {"kmeans", "index"} or None
         How the server puts local clusters together: by weighted k-means over all local means, as
-        in the paper, or by the index of the global centre, which needs only sums.
-    privacy : PrivacySpec
-        Required. `PrivacySpec.none(reason=...)` runs without protection.
-    random_state : int, numpy.random.Generator or None
+        in the paper, or by the index of the global centre, which needs only sums. If None, the
+        first without differential privacy and the second with it: local means are given for
+        clusters of two records or more, which cannot be decided on exact counts.
+    one_shot : bool
+        With differential privacy: cluster the synopses of all clients, instead of rounds.
+    seeding : {"private", "public"}
+        With differential privacy: where centres start, from small releases or from an even spread
+        that costs nothing and knows nothing.
+    privacy, ledger, sampler, random_state
+        See `FederatedClusterer`.
 
     See Also
     --------
-    FederatedClusterer : what a fitted model has.
+    FederatedClusterer : common parameters, and what a fitted model has.
     """
 
     _client_class = fkm.FKMClient
@@ -221,34 +75,114 @@ class FKM(FederatedClusterer):
         self,
         n_clusters: int = 8,
         *,
-        n_rounds: int = 10,
+        n_rounds: int | None = None,
         n_init: int = 10,
-        align: Literal["kmeans", "index"] = "kmeans",
+        align: Literal["kmeans", "index"] | None = None,
+        one_shot: bool = False,
+        seeding: Literal["private", "public"] = "private",
         privacy: PrivacySpec | None = None,
+        ledger: Any = None,
+        sampler: SamplerName = "secure",
         random_state: Any = None,
     ) -> None:
         self.n_clusters = n_clusters
         self.n_rounds = n_rounds
         self.n_init = n_init
         self.align = align
+        self.one_shot = one_shot
+        self.seeding = seeding
         self.privacy = privacy
+        self.ledger = ledger
+        self.sampler = sampler
         self.random_state = random_state
 
     def _check_parameters(self) -> None:
-        check_counts(n_clusters=self.n_clusters, n_rounds=self.n_rounds, n_init=self.n_init)
-        check_choice("align", self.align, ("kmeans", "index"))
+        check_counts(n_clusters=self.n_clusters, n_init=self.n_init)
+        if self.n_rounds is not None:
+            check_counts(n_rounds=self.n_rounds)
+        if self.align is not None:
+            check_choice("align", self.align, ("kmeans", "index"))
+        check_choice("seeding", self.seeding, ("private", "public"))
+
+    def _check_private(self, spec: PrivacySpec) -> None:
+        super()._check_private(spec)
+        if self.align == "kmeans":
+            raise ParameterError(
+                "align='kmeans' leaves out local clusters by their exact counts, which no noise "
+                "covers: use align='index'"
+            )
 
     def _n_exchanges(self) -> int:
-        return 1 + self.n_rounds
+        # A little more than there will be, where the number of features is not known yet.
+        private = self.privacy is not None and self.privacy.is_private
+        if private and self.one_shot:
+            return 1
+        return 1 + int(self.n_rounds or (5 if private else 10))
 
     def _run(self, session: Session, rng: np.random.Generator) -> Clustering:
         return fkm.run(
             session,
             n_clusters=int(self.n_clusters),
-            n_rounds=int(self.n_rounds),
+            n_rounds=10 if self.n_rounds is None else int(self.n_rounds),
             n_init=int(self.n_init),
-            align=self.align,
+            align=self.align or "kmeans",
             rng=rng,
+        )
+
+    def _run_private(self, session: Session, rng: np.random.Generator) -> Clustering:
+        if self.one_shot:
+            return super()._run_private(session, rng)
+        n_features, n_clients = session.domain.n_features, len(session.clients)
+        return fkm.run_private(
+            session,
+            n_clusters=int(self.n_clusters),
+            n_init=int(self.n_init),
+            recipe=self._recipe(session.limit, n_features, n_clients, session.spec.public_size),
+            rng=rng,
+        )
+
+    def _run_on_synopsis(self, synopsis: Synopsis, rng: np.random.Generator) -> Clustering:
+        return fkm.run_on_synopsis(
+            synopsis, n_clusters=int(self.n_clusters), n_init=int(self.n_init), rng=rng
+        )
+
+    def _clusters_to_tell_apart(self, clients: Sequence[str]) -> dict[str, int]:
+        return dict.fromkeys(clients, int(self.n_clusters))
+
+    def _cells(self, n_clusters: int, n_clients: int, n_records: int | None, mu: float) -> int:
+        # The server adds up the cells of all clients.
+        return cells_for(n_records, n_clusters, n_clients, mu)
+
+    def _recipe(
+        self, limit: Limit, n_features: int, n_clients: int, n_records: int | None
+    ) -> seeding.Recipe:
+        return fkm.recipe(
+            n_clusters=int(self.n_clusters),
+            n_features=n_features,
+            n_clients=n_clients,
+            n_records=n_records,
+            mu=limit.mu,
+            seeding=self.seeding,
+            n_rounds=None if self.n_rounds is None else int(self.n_rounds),
+        )
+
+    def _releases(
+        self, limit: Limit, domain: Domain, n_clients: int, n_records: int | None
+    ) -> list[PlannedRelease]:
+        if self.one_shot:
+            return super()._releases(limit, domain, n_clients, n_records)
+        recipe = self._recipe(limit, domain.n_features, n_clients, n_records)
+        return seeding.planned(recipe, int(self.n_clusters), domain)
+
+    def _feasibility(
+        self, limit: Limit, n_clients: int, n_features: int, n_records: int
+    ) -> Feasibility:
+        return pooled_feasibility(
+            limit,
+            n_clients=n_clients,
+            n_clusters=int(self.n_clusters),
+            n_features=n_features,
+            n_records=n_records,
         )
 
 
@@ -261,13 +195,12 @@ class KFed(FederatedClusterer):
     n_local_clusters : int or None
         Clusters that each client looks for (k'); the square root of `n_clusters`, rounded up, if
         None.
-    privacy : PrivacySpec
-        Required. `PrivacySpec.none(reason=...)` runs without protection.
-    random_state : int, numpy.random.Generator or None
+    privacy, ledger, sampler, random_state
+        See `FederatedClusterer`.
 
     See Also
     --------
-    FederatedClusterer : what a fitted model has.
+    FederatedClusterer : common parameters, and what a fitted model has.
     """
 
     _client_class = kfed.KFedClient
@@ -278,11 +211,15 @@ class KFed(FederatedClusterer):
         *,
         n_local_clusters: int | None = None,
         privacy: PrivacySpec | None = None,
+        ledger: Any = None,
+        sampler: SamplerName = "secure",
         random_state: Any = None,
     ) -> None:
         self.n_clusters = n_clusters
         self.n_local_clusters = n_local_clusters
         self.privacy = privacy
+        self.ledger = ledger
+        self.sampler = sampler
         self.random_state = random_state
 
     def _check_parameters(self) -> None:
@@ -291,10 +228,17 @@ class KFed(FederatedClusterer):
             check_counts(n_local_clusters=self.n_local_clusters)
 
     def _run(self, session: Session, rng: np.random.Generator) -> Clustering:
-        n_local_clusters = int(self.n_local_clusters or math.ceil(math.sqrt(self.n_clusters)))
-        return kfed.run(
-            session, n_clusters=int(self.n_clusters), n_local_clusters=n_local_clusters, rng=rng
-        )
+        return kfed.run(session, **self._numbers(), rng=rng)
+
+    def _run_on_synopsis(self, synopsis: Synopsis, rng: np.random.Generator) -> Clustering:
+        return kfed.run_on_synopsis(synopsis, **self._numbers(), rng=rng)
+
+    def _clusters_to_tell_apart(self, clients: Sequence[str]) -> dict[str, int]:
+        return dict.fromkeys(clients, self._numbers()["n_local_clusters"])
+
+    def _numbers(self) -> dict[str, int]:
+        local = self.n_local_clusters or math.ceil(math.sqrt(self.n_clusters))
+        return {"n_clusters": int(self.n_clusters), "n_local_clusters": int(local)}
 
 
 class FeCA(FederatedClusterer):
@@ -309,13 +253,12 @@ class FeCA(FederatedClusterer):
     radius : {"empirical", "theoretical"}
         How a client chooses the radii of its centroids. The theoretical rule exists for the
         paper's theorem, which assumes disjoint balls.
-    privacy : PrivacySpec
-        Required. `PrivacySpec.none(reason=...)` runs without protection.
-    random_state : int, numpy.random.Generator or None
+    privacy, ledger, sampler, random_state
+        See `FederatedClusterer`.
 
     See Also
     --------
-    FederatedClusterer : what a fitted model has.
+    FederatedClusterer : common parameters, and what a fitted model has.
     """
 
     _client_class = feca.FeCAClient
@@ -327,12 +270,16 @@ class FeCA(FederatedClusterer):
         n_init: int = 10,
         radius: Literal["empirical", "theoretical"] = "empirical",
         privacy: PrivacySpec | None = None,
+        ledger: Any = None,
+        sampler: SamplerName = "secure",
         random_state: Any = None,
     ) -> None:
         self.n_clusters = n_clusters
         self.n_init = n_init
         self.radius = radius
         self.privacy = privacy
+        self.ledger = ledger
+        self.sampler = sampler
         self.random_state = random_state
 
     def _check_parameters(self) -> None:
@@ -343,6 +290,25 @@ class FeCA(FederatedClusterer):
         return feca.run(
             session, n_clusters=int(self.n_clusters), n_init=int(self.n_init), radius=self.radius
         )
+
+    def _run_on_synopsis(self, synopsis: Synopsis, rng: np.random.Generator) -> Clustering:
+        return feca.run_on_synopsis(
+            synopsis,
+            n_clusters=int(self.n_clusters),
+            n_init=int(self.n_init),
+            radius=self.radius,
+            rng=rng,
+        )
+
+    def _clusters_to_tell_apart(self, clients: Sequence[str]) -> dict[str, int]:
+        return dict.fromkeys(clients, int(self.n_clusters))
+
+
+LARGEST_FLOOR = 1 << 15
+"""Higher floors would need a finer grid than fits into 64 bits."""
+
+SEED_SHARE = 0.3
+"""Of the budget of noisy FedGEM rounds, for where they start."""
 
 
 class FedGEM(FederatedClusterer):
@@ -359,51 +325,185 @@ class FedGEM(FederatedClusterer):
     n_local_clusters : int, or one int a client
         How many clusters each client holds (K_g): one number for all, a sequence in the order of
         the clients, or a mapping of client name to number.
-    n_rounds : int
-        Collaborative rounds.
+    n_rounds : int or None
+        Collaborative rounds. If None, ten, or one where each is noised: more add noise.
+    n_local_steps : int
+        EM steps that a client takes in a round (S). With differential privacy each of them is a
+        release, on a synopsis they are free.
     final_radius : float
         Width of the final merging (v): larger finds fewer clusters.
-    privacy : PrivacySpec
-        Required. `PrivacySpec.none(reason=...)` runs without protection.
-    random_state : int, numpy.random.Generator or None
+    calibration : {"synopsis", "sums", "floor", "theorem9"}
+        With differential privacy, what clients release: one summary on which all rounds run
+        (finds the number of clusters best); noisy sums and weights in each round; noisy means
+        with a floor under their weights; or these with the noise of the paper's Theorem 9.
+    seeding : {"private", "public", "local"}
+        Where noisy rounds start from: a synopsis, an even spread, or, without a guarantee, from
+        records as in the paper.
+    floor : float or None
+        Least weight of a component for ``floor`` and ``theorem9``; half of the public size over
+        the number of local clusters, if None.
+    enforce_floor : bool
+        If false, means have no floor, as in the paper, and there is no guarantee.
+    allow_unproved : bool
+        Run what has no guarantee, with NO DP CLAIM in every output.
+    privacy, ledger, sampler, random_state
+        See `FederatedClusterer`.
 
     See Also
     --------
-    FederatedClusterer : what a fitted model has.
+    FederatedClusterer : common parameters, and what a fitted model has.
     """
 
     _client_class = fedgem.FedGEMClient
+    _private_class = fedgem.PrivateFedGEMClient
+    _synopsis_rounds = 2
 
     def __init__(
         self,
         n_local_clusters: int | Sequence[int] | Mapping[str, int] = 8,
         *,
-        n_rounds: int = 10,
+        n_rounds: int | None = None,
+        n_local_steps: int = 1,
         final_radius: float = 1.0,
+        calibration: Calibration = "synopsis",
+        seeding: Literal["private", "public", "local"] = "private",
+        floor: float | None = None,
+        enforce_floor: bool = True,
+        allow_unproved: bool = False,
         privacy: PrivacySpec | None = None,
+        ledger: Any = None,
+        sampler: SamplerName = "secure",
         random_state: Any = None,
     ) -> None:
         self.n_local_clusters = n_local_clusters
         self.n_rounds = n_rounds
+        self.n_local_steps = n_local_steps
         self.final_radius = final_radius
+        self.calibration = calibration
+        self.seeding = seeding
+        self.floor = floor
+        self.enforce_floor = enforce_floor
+        self.allow_unproved = allow_unproved
         self.privacy = privacy
+        self.ledger = ledger
+        self.sampler = sampler
         self.random_state = random_state
 
     def _check_parameters(self) -> None:
-        check_counts(n_rounds=self.n_rounds)
+        check_counts(n_local_steps=self.n_local_steps)
+        if self.n_rounds is not None:
+            check_counts(n_rounds=self.n_rounds)
         check_positive(final_radius=self.final_radius)
+        check_choice("calibration", self.calibration, ("synopsis", "sums", "floor", "theorem9"))
+        check_choice("seeding", self.seeding, ("private", "public", "local"))
+        if self.floor is not None:
+            check_positive(floor=self.floor)
+            if not 1 <= self.floor <= LARGEST_FLOOR:
+                raise ParameterError(f"floor={self.floor}: give a number from 1 to {LARGEST_FLOOR}")
+
+    def _client_for(self, spec: PrivacySpec) -> type[Client]:
+        if spec.is_private and self._unproved() is not None:
+            return fedgem.UnprovedFedGEMClient
+        return super()._client_for(spec)
+
+    def _unproved(self) -> str | None:
+        if self.calibration == "synopsis":
+            return None
+        if self.seeding == "local":
+            return "seeding='local' sends records as the first centres: the start must be public"
+        if self.calibration != "sums" and not self.enforce_floor:
+            return (
+                "enforce_floor=False: without a floor under their weights one record can move "
+                "means across the whole region, whatever the formula says"
+            )
+        return None
+
+    def _check_private(self, spec: PrivacySpec) -> None:
+        super()._check_private(spec)
+        needs_floor = self.calibration in ("floor", "theorem9")
+        if needs_floor and spec.public_size is None:
+            raise ParameterError(
+                f"calibration={self.calibration!r} needs public_size in the privacy spec: the "
+                "number of records sets the floor and the final radius, and is not released"
+            )
 
     def _n_exchanges(self) -> int:
-        return 1 + self.n_rounds
+        private = self.privacy is not None and self.privacy.is_private
+        if private and self.calibration == "synopsis":
+            return 1
+        return 1 + int(self.n_rounds or (1 if private else 10))
 
     def _run(self, session: Session, rng: np.random.Generator) -> Clustering:
-        numbers = _one_per_client("n_local_clusters", self.n_local_clusters, session.clients)
-        found = fedgem.run(
-            session,
-            n_components=numbers,
-            n_rounds=int(self.n_rounds),
-            final_radius=float(self.final_radius),
+        return self._check_merging(
+            fedgem.run(session, **self._arguments(session.clients, noised=False))
         )
+
+    def _run_on_synopsis(self, synopsis: Synopsis, rng: np.random.Generator) -> Clustering:
+        arguments = self._arguments(list(synopsis.cells), noised=False)
+        return self._check_merging(fedgem.run_on_synopsis(synopsis, **arguments, rng=rng))
+
+    def _run_private(self, session: Session, rng: np.random.Generator) -> Clustering:
+        if self.calibration == "synopsis":
+            return super()._run_private(session, rng)
+        arguments = self._arguments(session.clients, noised=True)
+        size = session.spec.public_size
+        rounds = fedgem.Rounds(
+            self.calibration,
+            self.seeding,
+            self._seed_share(),
+            {client: self._floor(n, size) for client, n in arguments["n_components"].items()},
+            self.enforce_floor,
+            size,
+        )
+        return self._check_merging(
+            fedgem.run_private(
+                session,
+                **arguments,
+                rounds=rounds,
+                collect_seeds=lambda share: self._collect(session, share),
+                rng=rng,
+            )
+        )
+
+    def _arguments(self, clients: Sequence[str], *, noised: bool) -> dict[str, Any]:
+        return {
+            "n_components": self._clusters_to_tell_apart(clients),
+            "n_rounds": int(self.n_rounds or (1 if noised else 10)),
+            "n_steps": int(self.n_local_steps),
+            "final_radius": float(self.final_radius),
+        }
+
+    def _seed_share(self) -> float:
+        return SEED_SHARE if self.seeding == "private" else 0.0
+
+    def _floor(self, n_components: int, size: int | None) -> float:
+        if self.floor is not None:
+            return float(self.floor)
+        return min(max(1.0, 0.5 * (size or 0) / n_components), LARGEST_FLOOR)
+
+    def _clusters_to_tell_apart(self, clients: Sequence[str]) -> dict[str, int]:
+        return _one_per_client("n_local_clusters", self.n_local_clusters, clients)
+
+    def _releases(
+        self, limit: Limit, domain: Domain, n_clients: int, n_records: int | None
+    ) -> list[PlannedRelease]:
+        if self.calibration == "synopsis":
+            return super()._releases(limit, domain, n_clients, n_records)
+        releases = []
+        share = self._seed_share()
+        if share:
+            releases = self._synopsis_releases(limit, domain, n_clients, n_records, share)
+        names = [f"client {i}" for i in range(n_clients)]
+        arguments = self._arguments(names, noised=True)
+        k, d = max(arguments["n_components"].values()), domain.n_features
+        times = arguments["n_rounds"] * arguments["n_steps"]
+        if self.calibration == "sums":
+            name, coordinates = fedgem.SUMS.name, k * (d + 1)
+        else:
+            name, coordinates = fedgem.MEANS.name, k * d
+        return [*releases, PlannedRelease(name, times, 1 - share, coordinates)]
+
+    def _check_merging(self, found: Clustering) -> Clustering:
         held = list((found.client_clusters or {}).values())
         n_components = sum(map(len, held))
         if len(held) > 2 and len(found.centers) > n_components / 2:
@@ -417,6 +517,10 @@ class FedGEM(FederatedClusterer):
         return found
 
 
+UNKNOWN_CLUSTERS = 16
+"""Clusters that a synopsis is made for where their number is not known."""
+
+
 class GOLD(FederatedClusterer):
     """Global oriented local distribution learning: one shot, for fragmented clusters.
 
@@ -427,13 +531,12 @@ class GOLD(FederatedClusterer):
     n_clusters : int or None
         If None, the number at which the server's repeated learning settles. On real data that is
         often far too small: give the number if it is known.
-    privacy : PrivacySpec
-        Required. `PrivacySpec.none(reason=...)` runs without protection.
-    random_state : int, numpy.random.Generator or None
+    privacy, ledger, sampler, random_state
+        See `FederatedClusterer`.
 
     See Also
     --------
-    FederatedClusterer : what a fitted model has.
+    FederatedClusterer : common parameters, and what a fitted model has.
     """
 
     _client_class = gold.GOLDClient
@@ -443,10 +546,14 @@ class GOLD(FederatedClusterer):
         n_clusters: int | None = None,
         *,
         privacy: PrivacySpec | None = None,
+        ledger: Any = None,
+        sampler: SamplerName = "secure",
         random_state: Any = None,
     ) -> None:
         self.n_clusters = n_clusters
         self.privacy = privacy
+        self.ledger = ledger
+        self.sampler = sampler
         self.random_state = random_state
 
     def _check_parameters(self) -> None:
@@ -457,27 +564,12 @@ class GOLD(FederatedClusterer):
         n_clusters = None if self.n_clusters is None else int(self.n_clusters)
         return gold.run(session, n_clusters=n_clusters, rng=rng)
 
+    def _run_on_synopsis(self, synopsis: Synopsis, rng: np.random.Generator) -> Clustering:
+        n_clusters = None if self.n_clusters is None else int(self.n_clusters)
+        return gold.run_on_synopsis(synopsis, n_clusters=n_clusters, rng=rng)
 
-def _require_spec(privacy: Any) -> PrivacySpec:
-    if isinstance(privacy, PrivacySpec):
-        return privacy
-    raise ParameterError(
-        f"privacy={privacy!r}: there is no default; pass PrivacySpec.none(reason=...) "
-        "to run without differential privacy"
-    )
-
-
-def _generator(random_state: Any) -> np.random.Generator:
-    try:
-        rng = np.random.default_rng(random_state)
-        if isinstance(rng.bit_generator.seed_seq, np.random.SeedSequence):
-            return rng
-        return np.random.default_rng(rng.integers(2**63))  # one that can have children
-    except (TypeError, ValueError) as error:
-        raise ParameterError(
-            f"random_state={random_state!r}: give a whole number of at least 0, a numpy "
-            "Generator or None"
-        ) from error
+    def _clusters_to_tell_apart(self, clients: Sequence[str]) -> dict[str, int]:
+        return dict.fromkeys(clients, int(self.n_clusters or UNKNOWN_CLUSTERS))
 
 
 def _one_per_client(name: str, value: Any, clients: Sequence[str]) -> dict[str, int]:
@@ -498,17 +590,24 @@ def _one_per_client(name: str, value: Any, clients: Sequence[str]) -> dict[str, 
     return {client: int(number) for client, number in numbers.items()}
 
 
-def _nearest(X: Floats, centers: Floats, allowed: Sequence[int]) -> Ints:
-    candidates = np.unique(np.asarray(allowed, dtype=np.int64))
-    return candidates[assign(X, centers[candidates])]
+def load_model(path: str | Path) -> FederatedClusterer:
+    """Read a fitted model that `FederatedClusterer.save` wrote."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if content["format"] != "secure_fedclust model 1":
+            raise ValueError("another format")
+        privacy = content["privacy"]
+        spec = None if privacy is None else PrivacySpec.from_dict(privacy)
+        model = _CLASSES[content["class"]](**content["parameters"], privacy=spec)
+        return model._restore(content)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ParameterError(f"{path} is not a model that this version can read") from error
 
 
-def _plain(value: Any) -> Any:
-    """Turn a parameter into what JSON can hold."""
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, int | float | str | None) else repr(value)
+_CLASSES: dict[str, type[FederatedClusterer]] = {
+    "FKM": FKM,
+    "KFed": KFed,
+    "FeCA": FeCA,
+    "FedGEM": FedGEM,
+    "GOLD": GOLD,
+}

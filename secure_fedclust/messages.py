@@ -33,6 +33,7 @@ _OVERHEAD = 512
 _LARGEST = 1e100
 _LARGEST_REQUEST = 1e120
 _LARGEST_INTEGER = 1 << 40
+_LARGEST_STEPS = 1 << 61
 
 Bounds = Mapping[str, int | tuple[int, int]]
 """What a named dimension may be: exactly one size, or any from a first to a last."""
@@ -65,7 +66,7 @@ class Array(Field):
     shape: tuple[str, ...]
     dtype: Literal["float64", "int64"] = "float64"
     minimum: float | None = None
-    largest: float = _LARGEST
+    largest: float | None = None
 
     def pack(self, name: str, value: Any) -> bytes:
         array = np.ascontiguousarray(value, dtype=np.dtype(self.dtype).newbyteorder("<"))
@@ -99,7 +100,8 @@ class Array(Field):
             )
         if not np.isfinite(array).all():
             raise ProtocolError(f"field {name!r} holds values that are not finite")
-        largest = self.largest if self.dtype == "float64" else _LARGEST_INTEGER
+        default = _LARGEST if self.dtype == "float64" else _LARGEST_INTEGER
+        largest = default if self.largest is None else self.largest
         if ((array > largest) | (array < -largest)).any():
             raise ProtocolError(
                 f"field {name!r} holds values beyond {largest:g}, whose sums or squares overflow"
@@ -131,14 +133,17 @@ class Real(Field):
     """A finite number in a range."""
 
     minimum: float = -math.inf
+    maximum: float = math.inf
 
     def pack(self, name: str, value: Any) -> float:
         return self.unpack(name, float(value))
 
     def unpack(self, name: str, packed: Any) -> float:
-        if type(packed) is not float or not math.isfinite(packed) or packed < self.minimum:
-            raise ProtocolError(f"field {name!r} is not a number of at least {self.minimum}")
-        return packed
+        finite = type(packed) is float and math.isfinite(packed)
+        if not finite or not self.minimum <= packed <= self.maximum:
+            limits = f"from {self.minimum:g} to {self.maximum:g}"
+            raise ProtocolError(f"field {name!r} is not a finite number {limits}")
+        return float(packed)
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,27 @@ class Choice(Field):
         if type(packed) is not str or packed not in self.words:
             raise ProtocolError(f"field {name!r} is none of {', '.join(self.words)}")
         return packed
+
+
+@dataclass(frozen=True)
+class Digest(Field):
+    """A SHA-256 as 64 hexadecimal digits."""
+
+    def pack(self, name: str, value: Any) -> str:
+        return self.unpack(name, value)
+
+    def unpack(self, name: str, packed: Any) -> str:
+        if type(packed) is not str or len(packed) != 64 or set(packed) - set("0123456789abcdef"):
+            raise ProtocolError(f"field {name!r} is not 64 hexadecimal digits")
+        return packed
+
+    def max_bytes(self, bounds: Bounds) -> int:
+        return 128
+
+
+def steps(*shape: str) -> Array:
+    """Whole numbers of grid steps, with noise."""
+    return Array(shape, "int64", largest=_LARGEST_STEPS)
 
 
 Values = dict[str, Any]
@@ -272,10 +298,31 @@ def stage(name: str, *, request: Mapping[str, Field], reply: Mapping[str, Field]
     computes requests from sums over replies: no reply can make a request impossible.
     """
     larger = {
-        key: replace(kind, largest=_LARGEST_REQUEST) if isinstance(kind, Array) else kind
+        key: replace(kind, largest=_LARGEST_REQUEST)
+        if isinstance(kind, Array) and kind.dtype == "float64"
+        else kind
         for key, kind in request.items()
     }
     return Stage(name, Schema(f"{name}/request", larger), Schema(f"{name}/reply", reply))
+
+
+def private_stage(name: str, *, request: Mapping[str, Field], reply: Mapping[str, Field]) -> Stage:
+    """Define a stage whose reply is a release.
+
+    The request says which share of the run's budget it may cost (of mu squared); the reply, how
+    large grid and noise are, and where the client's ledger stands.
+    """
+    return stage(
+        name,
+        request={**request, "share": Real(0, 1)},
+        reply={
+            **reply,
+            "exponent": Integer(-300, 300),
+            "sigma": Real(0, _LARGEST_STEPS),
+            "ledger_rows": Integer(),
+            "ledger_head": Digest(),
+        },
+    )
 
 
 def read_envelope(data: bytes) -> Envelope:

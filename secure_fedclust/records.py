@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from secure_fedclust.arrays import Floats
+from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.errors import DataError, ParameterError
 
 if TYPE_CHECKING:
@@ -33,13 +33,20 @@ class Clients(dict[str, Floats]):
     ----------
     feature_names : tuple of str or None
         The columns' names, where the source had names.
+    persons : mapping of client to array of int, or None
+        Which person each record is about, where the source had a column for that: a number that
+        means nothing beyond the client.
     """
 
     def __init__(
-        self, records: Mapping[str, Floats], feature_names: Sequence[str] | None = None
+        self,
+        records: Mapping[str, Floats],
+        feature_names: Sequence[str] | None = None,
+        persons: Mapping[str, Ints] | None = None,
     ) -> None:
         super().__init__(records)
         self.feature_names = None if feature_names is None else tuple(feature_names)
+        self.persons = persons
 
     def __repr__(self) -> str:
         """Names and sizes, no records."""
@@ -50,8 +57,23 @@ class Clients(dict[str, Floats]):
         """The width that all records have; None without any."""
         return next((X.shape[1] for X in self.values()), None)
 
+    def limit_persons(self, most: int) -> tuple["Clients", dict[str, int]]:
+        """Keep the first `most` records of each person, and say how many each client left out."""
+        if self.persons is None:
+            raise ParameterError(
+                f"records_per_person={most} needs to know who is who: name the person_column"
+            )
+        kept, left_out = {}, {}
+        for client, X in self.items():
+            rank = _rank_within(self.persons[client])
+            kept[client] = np.ascontiguousarray(X[rank < most])
+            left_out[client] = int((rank >= most).sum())
+        return Clients(kept, self.feature_names), left_out
 
-def check_records(X: Any, client: str, n_features: int | None = None) -> Floats:
+
+def check_records(
+    X: Any, client: str, n_features: int | None = None, *, allow_none: bool = False
+) -> Floats:
     """One client's records as a C-contiguous float64 array of two dimensions.
 
     Parameters
@@ -61,6 +83,8 @@ def check_records(X: Any, client: str, n_features: int | None = None) -> Floats:
         The name that errors start with.
     n_features : int, optional
         The number of columns that others have.
+    allow_none : bool
+        Whether a table without any record will do.
 
     Returns
     -------
@@ -103,7 +127,7 @@ def check_records(X: Any, client: str, n_features: int | None = None) -> Floats:
             "is required: flatten each record with reshape(len(X), -1)"
         )
     for what, number in zip(("sample", "feature"), records.shape, strict=True):
-        if number == 0:
+        if number == 0 and not (allow_none and what == "sample"):
             raise DataError(
                 f"{client}: Found array with 0 {what}(s) (shape={records.shape}) while a minimum "
                 "of 1 is required. Leave the client out or give it data"
@@ -114,14 +138,20 @@ def check_records(X: Any, client: str, n_features: int | None = None) -> Floats:
             f"{n_features} features as input: pass the same columns in the same order everywhere"
         )
     _refuse_non_finite(records, client, names)
-    if np.abs(records).max() > MAX_VALUE:
+    if np.abs(records).max(initial=0) > MAX_VALUE:
         raise DataError(
             f"{client}: values beyond {MAX_VALUE:g} overflow when they are squared: rescale them"
         )
     return np.ascontiguousarray(records)
 
 
-def check_clients(clients: Any, client_column: str | None = None) -> Clients:
+def check_clients(
+    clients: Any,
+    client_column: str | None = None,
+    person_column: str | None = None,
+    *,
+    allow_none: bool = False,
+) -> Clients:
     """Every client's records by name, all of one width.
 
     Parameters
@@ -131,6 +161,10 @@ def check_clients(clients: Any, client_column: str | None = None) -> Clients:
         columns are matched by name.
     client_column : str, optional
         The column of a DataFrame that says whose record it is.
+    person_column : str, optional
+        The column of DataFrames that says which person a record is about.
+    allow_none : bool
+        Whether clients without any record will do.
 
     Returns
     -------
@@ -149,7 +183,7 @@ def check_clients(clients: Any, client_column: str | None = None) -> Clients:
                 "a DataFrame holds several clients: pass client_column, the name of the column "
                 "that says whose record it is, or a list with one DataFrame per client"
             )
-        return clients_from_frame(clients, client_column)
+        return clients_from_frame(clients, client_column, person_column=person_column)
     if client_column is not None:
         raise ParameterError(
             f"client_column={client_column!r} needs a DataFrame, got {type(clients).__name__}: "
@@ -167,14 +201,24 @@ def check_clients(clients: Any, client_column: str | None = None) -> Clients:
         )
     tables = by_name(named)
     if all(_is_frame(X) for X in tables.values()):
-        return clients_from_frames(tables)
-    names = clients.feature_names if isinstance(clients, Clients) else None
-    records = _same_width({name: check_records(X, name) for name, X in tables.items()})
-    return Clients(records, names)
+        return clients_from_frames(tables, person_column=person_column)
+    if person_column is not None:
+        raise ParameterError(
+            f"person_column={person_column!r} needs DataFrames, which have named columns"
+        )
+    records = _same_width(
+        {name: check_records(X, name, allow_none=allow_none) for name, X in tables.items()}
+    )
+    if isinstance(clients, Clients):
+        return Clients(records, clients.feature_names, clients.persons)
+    return Clients(records)
 
 
 def clients_from_frame(
-    frame: "pd.DataFrame", client_column: str, columns: Sequence[str] | None = None
+    frame: "pd.DataFrame",
+    client_column: str,
+    columns: Sequence[str] | None = None,
+    person_column: str | None = None,
 ) -> Clients:
     """Split a DataFrame into clients by the values of one of its columns.
 
@@ -185,6 +229,8 @@ def clients_from_frame(
         The column that says whose record it is; its values, as strings, name the clients.
     columns : sequence of str, optional
         The features to use, in this order; all other columns if not given.
+    person_column : str, optional
+        The column that says which person a record is about; not a feature.
 
     Returns
     -------
@@ -208,13 +254,15 @@ def clients_from_frame(
             f"{_listed(map(str, frame.columns))}"
         )
     if columns is None:
-        columns = [name for name in frame.columns if name != client_column]
+        columns = [name for name in frame.columns if name not in (client_column, person_column)]
     elif client_column in columns:
         raise ParameterError(
             f"{client_column!r} is both the client column and a feature: take it out of columns"
         )
     features = _select(frame, columns, "")
     _refuse_non_numeric(features, "")
+    if person_column is not None:
+        features = _select(frame, [*columns, person_column], "")
     owner = _select(frame, [client_column], "")[client_column]
     if nameless := int(owner.isna().sum()):
         raise DataError(
@@ -224,11 +272,13 @@ def clients_from_frame(
     # Equal names that were different values (1 and "1") would silently become one client.
     groups = features.groupby(owner, sort=False, observed=True)
     tables = by_name((str(name), table) for name, table in groups)
-    return clients_from_frames(tables)
+    return clients_from_frames(tables, person_column=person_column)
 
 
 def clients_from_frames(
-    frames: Mapping[str, "pd.DataFrame"], columns: Sequence[str] | None = None
+    frames: Mapping[str, "pd.DataFrame"],
+    columns: Sequence[str] | None = None,
+    person_column: str | None = None,
 ) -> Clients:
     """One DataFrame per client into arrays whose columns are matched by name.
 
@@ -238,7 +288,20 @@ def clients_from_frames(
     columns : sequence of str, optional
         The features to use, in this order; if not given, all columns in the first client's order,
         and then all clients must have the same.
+    person_column : str, optional
+        The column that says which person a record is about; not a feature.
     """
+    persons = None
+    if person_column is not None:
+        if columns is not None and person_column in columns:
+            raise ParameterError(
+                f"{person_column!r} is both the person column and a feature: take it out of columns"
+            )
+        persons = {
+            client: _persons(frame, person_column, f"{client}: ")
+            for client, frame in frames.items()
+        }
+        frames = {client: frame.drop(columns=person_column) for client, frame in frames.items()}
     first = next(iter(frames))
     wanted = list(frames[first].columns) if columns is None else columns
     records = {}
@@ -250,7 +313,7 @@ def clients_from_frames(
                 "to use in columns, or give every client the same"
             )
         records[client] = check_records(table, client)
-    return Clients(records, [str(name) for name in wanted])
+    return Clients(records, [str(name) for name in wanted], persons)
 
 
 def by_name(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
@@ -263,6 +326,30 @@ def by_name(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     if not result:
         raise DataError("there are no clients: pass at least one client's records")
     return result
+
+
+def _persons(frame: "pd.DataFrame", person_column: str, where: str) -> Ints:
+    """A number for each record that is the same for records of one person."""
+    import pandas as pd
+
+    column = _select(frame, [person_column], where)[person_column]
+    if nameless := int(column.isna().sum()):
+        raise DataError(
+            f"{where}{nameless} of {len(frame)} records have nothing in the person column "
+            f"{person_column!r}: fill it in or drop them"
+        )
+    return np.asarray(pd.factorize(column)[0], dtype=np.int64)
+
+
+def _rank_within(groups: Ints) -> Ints:
+    """How many earlier members its group has, for each position."""
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    sizes = np.diff(np.append(starts, len(groups)))
+    ranks = np.empty(len(groups), dtype=np.int64)
+    ranks[order] = np.arange(len(groups)) - np.repeat(starts, sizes)
+    return ranks
 
 
 def _as_floats(X: Any, client: str) -> Floats:

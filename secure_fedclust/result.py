@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from secure_fedclust.errors import ParameterError
 
-_FORMAT = "secure_fedclust result 1"
+_FORMAT = "secure_fedclust result 2"
 
 
 @dataclass(eq=False)
@@ -46,12 +46,24 @@ class Exchange:
 
 @dataclass(frozen=True)
 class NonPrivate:
-    """Computed from records without protection: stays with the clients, and out of files."""
+    """Computed from records without protection: stays with the clients, and out of files.
+
+    Attributes
+    ----------
+    labels : mapping of client to array
+        The global cluster of each record.
+    clipped : mapping of client to float
+        Share of the records that lay outside the public ranges or bound.
+    left_out : mapping of client to int
+        Records left out because their person has too many.
+    """
 
     labels: Mapping[str, NDArray[np.int64]] = field(default_factory=dict, repr=False)
+    clipped: Mapping[str, float] = field(default_factory=dict, repr=False)
+    left_out: Mapping[str, int] = field(default_factory=dict, repr=False)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FedClustResult:
     """The outcome of a federated clustering run.
 
@@ -70,6 +82,15 @@ class FedClustResult:
     history : tuple of Exchange
     seconds : float
         Duration of the whole run.
+    privacy : mapping
+        The privacy spec, as `PrivacySpec.from_dict` reads it.
+    spent : mapping of client to float
+        Epsilon that the run has cost each client, at the spec's delta. Information: the claim is
+        `guarantee`.
+    anchors : mapping of client to (int, str)
+        Number of rows and last hash of each client's ledger when it last replied.
+    sampler : str or None
+        Where noise came from: ``secure``, or ``fast`` for experiments; None without noise.
     nonprivate : NonPrivate
     """
 
@@ -81,7 +102,14 @@ class FedClustResult:
     seconds: float
     client_clusters: Mapping[str, list[int]] | None = None
     feature_names: Sequence[str] | None = None
-    nonprivate: NonPrivate = field(default_factory=NonPrivate, repr=False)
+    privacy: Mapping[str, Any] = field(default_factory=dict)
+    spent: Mapping[str, float] = field(default_factory=dict)
+    anchors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    sampler: str | None = None
+    nonprivate: NonPrivate = field(default_factory=NonPrivate)
+
+    def __repr__(self) -> str:
+        return f"FedClustResult({self.algorithm}: {self.n_clusters} clusters; {self.guarantee})"
 
     @property
     def n_clusters(self) -> int:
@@ -98,14 +126,22 @@ class FedClustResult:
 
     def save(self, path: str | Path) -> None:
         """Write the result as JSON, without anything under `nonprivate`."""
-        content = {
-            "format": _FORMAT,
+        content = {"format": _FORMAT, **self.to_dict()}
+        Path(path).write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but what is under `nonprivate`, as plain values."""
+        return {
             "algorithm": self.algorithm,
             "parameters": dict(self.parameters),
             "guarantee": self.guarantee,
             "centers": self.centers.tolist(),
             "client_clusters": self.client_clusters,
             "feature_names": self.feature_names,
+            "privacy": dict(self.privacy),
+            "spent": dict(self.spent),
+            "anchors": {client: list(anchor) for client, anchor in self.anchors.items()},
+            "sampler": self.sampler,
             "seconds": self.seconds,
             "history": [
                 vars(exchange)
@@ -113,7 +149,6 @@ class FedClustResult:
                 for exchange in self.history
             ],
         }
-        Path(path).write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -122,11 +157,20 @@ class FedClustResult:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             if content.pop("format") != _FORMAT:
                 raise ValueError("another format")
-            centers = np.asarray(content.pop("centers"), dtype=np.float64)
-            history = tuple(_exchange(**exchange) for exchange in content.pop("history"))
-            return cls(centers=centers, history=history, **content)
+            return cls.from_dict(content)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ParameterError(f"{path} is not a result that this version can read") from error
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` gave."""
+        values = dict(content)
+        centers = np.asarray(values.pop("centers"), dtype=np.float64)
+        history = tuple(_exchange(**exchange) for exchange in values.pop("history"))
+        anchors = {
+            client: (int(n), str(head)) for client, (n, head) in values.pop("anchors").items()
+        }
+        return cls(centers=centers, history=history, anchors=anchors, **values)
 
 
 def _exchange(

@@ -23,12 +23,15 @@ from scipy.spatial.distance import cdist
 from secure_fedclust.algorithms.lloyd import kmeans
 from secure_fedclust.arrays import Floats, Ints
 
+REACH = 0.9
+"""Part of a cluster's weight that lies within its reach, where only a summary is known."""
+
 
 class Clusters(NamedTuple):
     """What FeCA needs to know of local clusters."""
 
     centers: Floats
-    counts: Ints
+    counts: Ints | Floats
     sse: Floats
     """Sum of squared distances of each cluster's records to its centre (the paper's G)."""
     reach: Floats
@@ -50,6 +53,46 @@ def client_cluster(
     sse = np.bincount(labels, squared, k).astype(np.float64)
     reach = np.zeros(k)
     np.maximum.at(reach, labels, np.sqrt(squared))
+    return Clusters(centers, counts, sse, reach)
+
+
+def summary_clusters(
+    points: Floats,
+    weights: Floats,
+    spreads: Floats,
+    n_clusters: int,
+    rng: np.random.Generator,
+    n_init: int = 10,
+) -> Clusters:
+    """The same from weighted points that stand for a client's records.
+
+    Parameters
+    ----------
+    points : array of shape (m, d)
+    weights : array of shape (m,)
+        How many records each point stands for, not necessarily a whole number.
+    spreads : array of shape (m,)
+        Their mean squared distance to it.
+    n_clusters, rng, n_init
+        As in `client_cluster`.
+
+    Returns
+    -------
+    Clusters
+        The reach is a weighted quantile over points: where weights are noisy, noise would decide
+        which point is farthest.
+    """
+    centers, labels = kmeans(points, n_clusters, rng, weights=weights, n_init=n_init)
+    squared = np.square(points - centers[labels]).sum(axis=1) + spreads
+    k = len(centers)
+    counts = np.bincount(labels, weights, k).astype(np.float64)
+    sse = np.bincount(labels, weights * squared, k).astype(np.float64)
+    reach = np.array(
+        [
+            np.sqrt(_weighted_quantile(squared[labels == j], weights[labels == j], REACH))
+            for j in range(k)
+        ]
+    )
     return Clusters(centers, counts, sse, reach)
 
 
@@ -113,6 +156,12 @@ def server_aggregate(centers: Floats, radii: Floats, n_clusters: int) -> Floats:
             groups.append(group)
     groups.sort(key=len, reverse=True)
     return np.stack([centers[group].mean(axis=0) for group in groups[:n_clusters]])
+
+
+def _weighted_quantile(values: Floats, weights: Floats, part: float) -> float:
+    order = np.argsort(values)
+    cumulative = np.cumsum(weights[order])
+    return float(values[order[np.searchsorted(cumulative, part * cumulative[-1])]])
 
 
 def _distances_to_others(centers: Floats) -> Floats:

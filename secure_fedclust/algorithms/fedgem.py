@@ -40,7 +40,9 @@ def client_seed(X: Floats, n_components: int, rng: np.random.Generator) -> Float
     return min(draws, key=lambda centers: cdist(X, centers, "sqeuclidean").min(axis=1).sum())
 
 
-def client_maximise(X: Floats, centers: Floats) -> tuple[Floats, Floats]:
+def client_maximise(
+    X: Floats, centers: Floats, *, weights: Floats | None = None
+) -> tuple[Floats, Floats]:
     """One EM step: maximisers (Eqs. 1 and 6b) and squared radii (problem 3).
 
     Parameters
@@ -48,6 +50,8 @@ def client_maximise(X: Floats, centers: Floats) -> tuple[Floats, Floats]:
     X : array of shape (n, d)
     centers : array of shape (k, d)
         The paper's theta of the round before.
+    weights : array of shape (n,), optional
+        How many records each row stands for; one if not given.
 
     Returns
     -------
@@ -63,11 +67,13 @@ def client_maximise(X: Floats, centers: Floats) -> tuple[Floats, Floats]:
     logits -= logits.max(axis=1, keepdims=True)
     responsibilities = np.exp(logits, out=logits)
     responsibilities /= responsibilities.sum(axis=1, keepdims=True)
+    if weights is not None:
+        responsibilities *= weights[:, None]
     found = mean_of(responsibilities.T @ records, responsibilities.sum(axis=0), otherwise=start)
     return found + middle, np.square(found - start).sum(axis=1)
 
 
-def client_final_radii(maximisers: Floats, n_records: int, v: float) -> Floats:
+def client_final_radii(maximisers: Floats, n_records: float, v: float) -> Floats:
     """Squares of the final radii v R_min / (pi sqrt(N)) (appendix D.3).
 
     R_min is the smallest distance between the client's components; with one component, a case

@@ -42,7 +42,11 @@ def client_sums(X: Floats, centers: Floats) -> tuple[Floats, Ints]:
 
 
 def server_align(
-    means: Floats, counts: Ints, n_clusters: int, rng: np.random.Generator, n_init: int = 10
+    means: Floats,
+    counts: Ints | Floats,
+    n_clusters: int,
+    rng: np.random.Generator,
+    n_init: int = 10,
 ) -> Floats:
     """Global centres by k-means over all local means, weighted by their counts (lines 7-10)."""
     return kmeans(means, n_clusters, rng, weights=counts, n_init=n_init)[0]

@@ -10,9 +10,11 @@ from secure_fedclust.algorithms.lloyd import assign_and_sum, kmeans
 from secure_fedclust.arrays import Floats, Ints
 
 
-def client_cluster(X: Floats, n_local_clusters: int, rng: np.random.Generator) -> Floats:
-    """Local centres by k-means."""
-    return kmeans(X, n_local_clusters, rng)[0]
+def client_cluster(
+    X: Floats, n_local_clusters: int, rng: np.random.Generator, *, weights: Floats | None = None
+) -> Floats:
+    """Local centres by k-means, on records or on weighted points that stand for them."""
+    return kmeans(X, n_local_clusters, rng, weights=weights, n_init=1 if weights is None else 10)[0]
 
 
 def server_cluster(

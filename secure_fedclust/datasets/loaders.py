@@ -113,6 +113,7 @@ def read_clients(
     source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     client_column: str | None = None,
     columns: Sequence[str] | None = None,
+    person_column: str | None = None,
 ) -> Clients:
     r"""Read users' records from files, one array per client.
 
@@ -126,6 +127,8 @@ def read_clients(
         The column that says whose record it is; for a single CSV file.
     columns : sequence of str, optional
         The features to use, in this order; for CSV files. All columns if not given.
+    person_column : str, optional
+        The column that says which person a record is about; for CSV files.
 
     Returns
     -------
@@ -157,21 +160,25 @@ def read_clients(
             files = sorted(p for p in path.iterdir() if p.suffix.lower() in _SUFFIXES)
             if not files:
                 raise DataError(f"no .csv or .npz files in {path}: put one file per client there")
-            return _one_client_a_file(files, client_column, columns)
+            return _one_client_a_file(files, client_column, columns, person_column)
         if _suffix(path) == ".csv":
             if client_column is None:
                 raise ParameterError(
                     f"{path} holds several clients: pass client_column, the name of the column "
                     "that says whose record it is, or [path] if it is a single client"
                 )
-            return clients_from_frame(_read_csv(path, client_column), client_column, columns)
-        _refuse_column_names(path, client_column, columns)
+            frame = _read_csv(path, client_column)
+            return clients_from_frame(frame, client_column, columns, person_column)
+        _refuse_column_names(path, client_column or person_column, columns)
         return check_clients(_load_npz(path))
-    return _one_client_a_file([Path(p) for p in source], client_column, columns)
+    return _one_client_a_file([Path(p) for p in source], client_column, columns, person_column)
 
 
 def _one_client_a_file(
-    files: Iterable[Path], client_column: str | None, columns: Sequence[str] | None
+    files: Iterable[Path],
+    client_column: str | None,
+    columns: Sequence[str] | None,
+    person_column: str | None,
 ) -> Clients:
     paths: dict[str, Path] = by_name((path.stem, path) for path in files)
     suffixes = {_suffix(path) for path in paths.values()}
@@ -186,8 +193,9 @@ def _one_client_a_file(
             "each file is a client: leave it out"
         )
     if suffixes == {".csv"}:
-        return clients_from_frames({name: _read_csv(p) for name, p in paths.items()}, columns)
-    _refuse_column_names(next(iter(paths.values())), None, columns)
+        frames = {name: _read_csv(p) for name, p in paths.items()}
+        return clients_from_frames(frames, columns, person_column)
+    _refuse_column_names(next(iter(paths.values())), person_column, columns)
     return check_clients({name: _only_array(path) for name, path in paths.items()})
 
 
@@ -257,7 +265,8 @@ def _refuse_column_names(
 ) -> None:
     if client_column is not None or columns is not None:
         raise ParameterError(
-            f"{path} has no column names: leave out client_column and columns, or use CSV files"
+            f"{path} has no column names: leave out client_column, person_column and columns, or "
+            "use CSV files"
         )
 
 

@@ -145,6 +145,11 @@ class Limit:
             and coordinates <= self.coordinates
         )
 
+    def group_epsilon(self, size: int) -> float:
+        """Epsilon for a group of so many records at one client, at the same delta."""
+        delta = self.delta * (1 - _SLACK_SHARE) * math.exp(-self.slack)
+        return epsilon_of(delta, size * self.mu) + 2 * self.slack
+
 
 def classical_sigma(epsilon: float, delta: float) -> float:
     """Textbook noise for sensitivity 1, to show the difference: never used for a release.

@@ -18,10 +18,11 @@ from secure_fedclust.errors import ParameterError
 from secure_fedclust.privacy.accounting import MIN_NOISE, slack_of
 from secure_fedclust.privacy.sensitivity import Sensitivity
 
-FINE = 1 << 20
-"""Grid steps in one sensitivity, at least: truncating records then costs nothing visible."""
+FINE_BITS = 20
+"""A sensitivity is at least two to this power of grid steps: truncating records then costs nothing
+visible."""
 
-LARGEST_RADIUS = 1 << 30
+LARGEST_RADIUS = 1 << 31
 """Grid steps in a radius, at most: exact squared lengths then fit into 64 bits."""
 
 SamplerName = Literal["secure", "fast"]
@@ -68,12 +69,13 @@ class Sampler(Protocol):
         """Independent draws of standard deviation `sigma`."""
 
 
-def exponent_for(sensitivity: float, mu: float) -> int:
+def exponent_for(sensitivity: float, mu: float, fine_bits: int = FINE_BITS) -> int:
     """Exponent of a grid step fine enough for a release of this sensitivity and cost.
 
-    The noise, sensitivity / mu, is at least 2^12 steps, and the sensitivity at least 2^20.
+    The noise, sensitivity / mu, is at least 2^12 steps, and the sensitivity at least two to the
+    power of `fine_bits`.
     """
-    return math.floor(math.log2(min(sensitivity / mu / MIN_NOISE, sensitivity / FINE)))
+    return math.floor(math.log2(min(sensitivity / mu / MIN_NOISE, sensitivity / 2**fine_bits)))
 
 
 def noise_level(bounded: Bounded, mu: float) -> tuple[float, float]:
@@ -125,10 +127,10 @@ def clip_rows(rows: Floats, radius: int) -> Ints:
     """
     if not 0 < radius <= LARGEST_RADIUS:
         raise ParameterError(f"radius={radius}: give 1 to {LARGEST_RADIUS} grid steps")
-    length = np.sqrt(_squared_lengths(rows))
+    length = np.sqrt(squared_lengths(rows))
     shrink = np.minimum(1.0, radius / np.maximum(length, 1.0))
     clipped = np.trunc(rows * shrink[:, None]).astype(np.int64)
-    while (long := np.flatnonzero(_squared_lengths(clipped) > radius * radius)).size:
+    while (long := np.flatnonzero(squared_lengths(clipped) > radius * radius)).size:
         clipped[long] -= np.sign(clipped[long])
     return np.asarray(clipped)
 
@@ -144,7 +146,8 @@ def add_up(contributions: Ints, cells: Ints, n_cells: int) -> Ints:
     return np.asarray(one_hot @ contributions, dtype=np.int64)
 
 
-def _squared_lengths(rows: Any) -> Any:
+def squared_lengths(rows: Any) -> Any:
+    """Squared length of each row, column by column: what other rows there are does not matter."""
     total = np.zeros(len(rows), dtype=rows.dtype)
     for column in rows.T:
         total += column * column

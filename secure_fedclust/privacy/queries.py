@@ -9,25 +9,46 @@ Records are in working coordinates, in which they are no longer than `sqrt(d)` (
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from scipy.spatial.distance import cdist
 
 from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.privacy import sensitivity as formulas
-from secure_fedclust.privacy.mechanism import Bounded, Noisy, add_up, clip_rows
+from secure_fedclust.privacy.mechanism import (
+    FINE_BITS,
+    Bounded,
+    Noisy,
+    add_up,
+    clip_rows,
+    exponent_for,
+)
 from secure_fedclust.privacy.sensitivity import Adjacency, Sensitivity
 
 _BLOCK = 1 << 14
 _SHARE_BITS = 16
 
 
+class _Grid:
+    """How fine the grid of a query is."""
+
+    fine_bits: ClassVar[int] = FINE_BITS
+    extra_bits: ClassVar[int] = 0
+
+    def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
+        raise NotImplementedError
+
+    def exponent(self, adjacency: Adjacency, mu: float) -> int:
+        real = self.sensitivity(adjacency).value
+        return exponent_for(real, mu, self.fine_bits) - self.extra_bits
+
+
 class Query(Protocol):
     """What every query can do."""
 
-    extra_bits: ClassVar[int]
-    """How much finer than usual the grid must be."""
+    def exponent(self, adjacency: Adjacency, mu: float) -> int:
+        """Exponent of the grid step of a release that costs `mu`."""
 
     def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
         """How far a record moves the answer: in grid steps, or in real terms without a grid."""
@@ -37,7 +58,7 @@ class Query(Protocol):
 
 
 @dataclass(frozen=True)
-class CellSums:
+class CellSums(_Grid):
     """For each cell of a partition: count, sum of residuals, and, if asked for, squared lengths.
 
     A record belongs to the cell of the nearest centre. Its residual from that centre is shortened
@@ -53,8 +74,6 @@ class CellSums:
     square_weight : float
         Weight of squared lengths, from 0 (not released) to 1.
     """
-
-    extra_bits: ClassVar[int] = 0
 
     centers: Floats
     radius: float
@@ -128,7 +147,7 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class SoftSums:
+class SoftSums(_Grid):
     """For each component: its total responsibility, and the sum of residuals weighted with it.
 
     Responsibilities are those of Gaussians of unit covariance, in coordinates that are the working
@@ -155,14 +174,18 @@ class SoftSums:
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
         sums, shares = self.exact(X, exponent + _SHARE_BITS)
         count_weight = int(_in_steps(self.radius * self.count_weight, exponent + _SHARE_BITS))
-        fields = {"sums": sums, "counts": count_weight * shares}
+        # Holding a total below a limit brings neighbouring totals no farther apart.
+        fields = {"sums": _held(sums), "counts": _held(count_weight * shares)}
         return Bounded(fields, self.sensitivity(adjacency, exponent), exponent)
 
-    def exact(self, X: Floats, exponent: int) -> tuple[Ints, Ints]:
-        """Exact sums and total responsibilities, both in units of 2^-16 of a step."""
+    def exact(self, X: Floats, exponent: int) -> tuple[Any, Any]:
+        """Exact sums and total responsibilities, both in units of 2^-16 of a step.
+
+        Those of a block fit into 64 bits; their totals are Python's numbers, which have no limit.
+        """
         k, d = self.centers.shape
         radius = int(_in_steps(self.radius, exponent))
-        sums, shares = np.zeros((k, d), dtype=np.int64), np.zeros(k, dtype=np.int64)
+        sums, shares = np.zeros((k, d), dtype=object), np.zeros(k, dtype=object)
         for start in range(0, len(X), _BLOCK):
             block = X[start : start + _BLOCK]
             parts = responsibilities(block * self.scale, self.centers * self.scale)
@@ -188,7 +211,7 @@ class SoftSums:
 
 
 @dataclass(frozen=True)
-class FloorMeans:
+class FloorMeans(_Grid):
     """For each component: the mean of its residuals, with a floor under its weight.
 
     Parameters
@@ -199,13 +222,18 @@ class FloorMeans:
         At least 1.
     printed_bound : bool
         Calibrate with FedGEM's Theorem 9 instead of the exact constant.
+    enforced : bool
+        If false, the floor is in the formula but not under the weights, as in the paper, and the
+        sensitivity that this query states is wrong: to show that, and for nothing else.
     """
 
-    extra_bits: ClassVar[int] = 0
+    # A floor makes the sensitivity many times smaller than the radius, which must fit as well.
+    fine_bits: ClassVar[int] = 16
 
     soft: SoftSums
     floor: float
     printed_bound: bool = False
+    enforced: bool = True
 
     def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
         radius = _in_steps(self.soft.radius, exponent)
@@ -220,13 +248,19 @@ class FloorMeans:
 
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
         sums, shares = self.soft.exact(X, exponent)
-        weights = np.maximum(shares, math.floor(self.floor * 2**_SHARE_BITS))
-        fields = {"means": sums // weights[:, None]}
+        floor = math.floor(self.floor * 2**_SHARE_BITS) if self.enforced else 1
+        weights = np.maximum(shares, floor)
+        fields = {"means": (sums // weights[:, None]).astype(np.int64)}
         return Bounded(fields, self.sensitivity(adjacency, exponent), exponent)
+
+    def read(self, noisy: Noisy) -> tuple[Floats, float]:
+        """Noisy means of residuals and their noise."""
+        step = math.ldexp(1.0, noisy.exponent)
+        return np.asarray(noisy.fields["means"] * step), noisy.sigma * step
 
 
 @dataclass(frozen=True)
-class Moments:
+class Moments(_Grid):
     """Number of records, their sum, and their second-moment matrix.
 
     Parameters
@@ -235,8 +269,6 @@ class Moments:
     shares : tuple of three floats
         Of the squared sensitivity, for number, sum and matrix.
     """
-
-    extra_bits: ClassVar[int] = 0
 
     n_features: int
     shares: tuple[float, float, float] = (0.1, 0.3, 0.6)
@@ -282,24 +314,32 @@ class Moments:
         }
         return Bounded(fields, self.sensitivity(adjacency, exponent), exponent)
 
-    def read(self, noisy: Noisy) -> tuple[float, Floats, Floats]:
-        """Noisy number of records, mean and covariance."""
+    def totals(self, noisy: Noisy) -> tuple[float, float, Floats, Floats]:
+        """Noisy number of records and its variance, their sum, and the sum of their squares."""
         bound = _in_steps(self._bound, noisy.exponent)
         count_weight, sum_weight, matrix_weight = self._weights(noisy.exponent)
         step = math.ldexp(1.0, noisy.exponent)
-        count_sigma = noisy.sigma / count_weight
-        count = max(float(noisy.fields["count"][0]) / count_weight, count_sigma, 1.0)
-        mean = np.asarray(noisy.fields["sums"] * (step / sum_weight / count))
         rows, columns = np.triu_indices(self.n_features)
         weight = np.where(rows == columns, matrix_weight, math.sqrt(2) * matrix_weight)
-        second = np.zeros((self.n_features, self.n_features))
-        second[rows, columns] = noisy.fields["squares"] * step / weight * (bound * step) / count
-        second[columns, rows] = second[rows, columns]
-        return count, mean, second - np.outer(mean, mean)
+        squares = np.zeros((self.n_features, self.n_features))
+        squares[rows, columns] = noisy.fields["squares"] * step / weight * (bound * step)
+        squares[columns, rows] = squares[rows, columns]
+        sums = np.asarray(noisy.fields["sums"] * (step / sum_weight))
+        count = float(noisy.fields["count"][0]) / count_weight
+        return count, (noisy.sigma / count_weight) ** 2, sums, squares
+
+    @staticmethod
+    def mean_and_covariance(
+        count: float, count_variance: float, sums: Floats, squares: Floats
+    ) -> tuple[Floats, Floats]:
+        """Mean and covariance from totals, which may be sums over clients."""
+        n = max(count, math.sqrt(count_variance), 1.0)
+        mean = sums / n
+        return mean, squares / n - np.outer(mean, mean)
 
 
 @dataclass(frozen=True)
-class Histograms:
+class Histograms(_Grid):
     """One histogram a feature, over public edges.
 
     Parameters
@@ -308,8 +348,6 @@ class Histograms:
         Ascending in each row. Records below the first or above the last edge count in the first or
         the last bin.
     """
-
-    extra_bits: ClassVar[int] = 0
 
     edges: Floats
 
@@ -332,13 +370,11 @@ class Histograms:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(_Grid):
     """How far records are from their nearest centre: sum of squares up to `cap`, and a count.
 
     Distances are those of working coordinates times `scale`.
     """
-
-    extra_bits: ClassVar[int] = 0
 
     centers: Floats
     scale: Floats
@@ -415,6 +451,11 @@ def responsibilities(X: Floats, centers: Floats) -> Ints:
     # A little less than the true share, lest rounding make the shares of a record exceed one.
     shares = np.floor(logits / total[:, None] * (2**_SHARE_BITS * (1 - 1e-12)))
     return np.asarray(shares, dtype=np.int64)
+
+
+def _held(totals: Any) -> Ints:
+    limit = 1 << 62
+    return np.asarray(np.clip(totals, -limit, limit), dtype=np.int64)
 
 
 def _in_steps(length: float, exponent: int | None) -> float:

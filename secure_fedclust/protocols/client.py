@@ -7,7 +7,11 @@ import numpy as np
 
 from secure_fedclust.arrays import Floats
 from secure_fedclust.errors import ProtocolError
-from secure_fedclust.messages import Bounds, Stage, read_envelope
+from secure_fedclust.messages import Bounds, Envelope, Stage, read_envelope
+from secure_fedclust.privacy.domain import Domain
+from secure_fedclust.privacy.mechanism import Noisy
+from secure_fedclust.privacy.queries import Query
+from secure_fedclust.privacy.release import Releases
 from secure_fedclust.privacy.spec import PrivacySpec
 
 MAX_CLUSTERS = 1 << 20
@@ -62,7 +66,7 @@ class Client:
         self._last: tuple[bytes, bytes] | None = None
 
     def __init_subclass__(cls) -> None:
-        cls._stages = {
+        cls._stages = cls._stages | {
             method.stage.request.name: (method.stage, method.after, name)
             for name, method in vars(cls).items()
             if hasattr(method, "stage")
@@ -73,6 +77,8 @@ class Client:
         if self._last is not None and data == self._last[0]:
             return self._last[1]
         envelope = read_envelope(data)
+        if (kept := self._sent(envelope, data)) is not None:
+            return kept
         run, step = envelope.run, envelope.step
         if self._run not in (None, run):
             raise ProtocolError("the request belongs to another run than the last one")
@@ -86,6 +92,70 @@ class Client:
             raise ProtocolError(f"{stage.name} may not be asked {before}")
         bounds: Bounds = {"d": self.X.shape[1], "k": (1, MAX_CLUSTERS)}
         request, _ = stage.request.decode(data, run=run, step=step, bounds=bounds)
+        self._asked = envelope
         reply = stage.reply.encode(getattr(self, method)(**request), run=run, step=step)
+        self._keep(envelope, data, reply)
         self._run, self._step, self._stage, self._last = run, step, stage, (data, reply)
         return reply
+
+    def _sent(self, envelope: Envelope, request: bytes) -> bytes | None:
+        """What was sent for this very request before, by an earlier process perhaps."""
+        return None
+
+    def _keep(self, envelope: Envelope, request: bytes, reply: bytes) -> None:
+        """Remember a reply before it is sent."""
+
+
+class PrivateClient(Client):
+    """A client whose every reply is a release.
+
+    Its records are brought into the public region that the spec states, and leave only through
+    `release`. Replies are kept in the ledger's outbox before they are sent: the same request gets
+    the same bytes, whatever happened in between. Nothing that others can see, the length of a
+    reply and errors included, depends on the records but for their noisy sums.
+
+    Parameters
+    ----------
+    X : array of shape (n, d)
+        The client's records; there may be none.
+    spec : PrivacySpec
+    rng : numpy.random.Generator
+        Randomness of what is computed from released values; noise never comes from it.
+    releases : Releases
+    """
+
+    def __init__(
+        self, X: Floats, spec: PrivacySpec, rng: np.random.Generator, releases: Releases
+    ) -> None:
+        self.domain = Domain.of(spec, X.shape[1])
+        working, self.share_clipped = self.domain.enter(X)
+        super().__init__(working, spec, rng)
+        self.releases = releases
+
+    def release(self, query: Query, share: float) -> Noisy:
+        """Answer a query with noise, for a share of the run's budget."""
+        asked = self._asked
+        message = asked.schema.removesuffix("/request")
+        return self.releases.release(
+            query, self.X, share, run=asked.run, step=asked.step, message=message
+        )
+
+    def reply(self, noisy: Noisy, **more: Any) -> dict[str, Any]:
+        """The fields of a reply of a private stage."""
+        anchor = self.releases.anchor
+        return {
+            **noisy.fields,
+            "exponent": noisy.exponent,
+            "sigma": noisy.sigma,
+            "ledger_rows": anchor.rows,
+            "ledger_head": anchor.head,
+            **more,
+        }
+
+    def _sent(self, envelope: Envelope, request: bytes) -> bytes | None:
+        ledger, client = self.releases.ledger, self.releases.client
+        return ledger.sent(client, envelope.run, envelope.step, request)
+
+    def _keep(self, envelope: Envelope, request: bytes, reply: bytes) -> None:
+        ledger, client = self.releases.ledger, self.releases.client
+        ledger.keep(client, envelope.run, envelope.step, request, reply)

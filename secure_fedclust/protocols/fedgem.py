@@ -1,35 +1,71 @@
-"""FedGEM without protection: the server sees maximisers and radii of each client's components.
+"""FedGEM: local components with a ball each, merged into clusters whose number is found.
 
-1. Every client seeds its components and takes one EM step.
+1. Every client seeds its components and takes an EM step.
 2. In each collaborative round the server moves components whose balls overlap towards each other,
-   and every client takes one EM step from where its components were put.
+   and every client takes a step from where its components were put.
 3. After the last round the balls are those of the final radius; components whose balls overlap are
    one global cluster.
 
 A client that misses a round goes on from where it was left; one that misses the first or the
 last exchange has no part in the result.
+
+Without protection the server sees maximisers and radii. With differential privacy there are four
+calibrations:
+
+- ``synopsis``: clients release one summary each, and all rounds run on it (`run_on_synopsis`);
+- ``sums``: in each round clients release noisy sums and weights of their components;
+- ``floor``: in each round clients release noisy means with a floor under their weights;
+- ``theorem9``: the same means with as much noise as the paper's Theorem 9 asks for.
+
+In all of them radii are computed from released maximisers and the public centres that a step
+started from, less what the noise adds to them on average, and so cost nothing. Centres start from
+a private synopsis or from a public spread, not from records as line 3 of Algorithm 1 has it; a
+client's further local steps are noised and charged like the first (docs/proofs/fedgem.md).
 """
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from secure_fedclust.algorithms import fedgem
+from secure_fedclust.algorithms.lloyd import kmeans
 from secure_fedclust.arrays import Floats, Ints
-from secure_fedclust.messages import Array, Bounds, Integer, Real, stage
+from secure_fedclust.errors import ProtocolError
+from secure_fedclust.messages import (
+    Array,
+    Bounds,
+    Choice,
+    Integer,
+    Real,
+    Values,
+    private_stage,
+    stage,
+    steps,
+)
+from secure_fedclust.privacy.domain import Domain
+from secure_fedclust.privacy.queries import FloorMeans, SoftSums
+from secure_fedclust.protocols.cells import CELLS, Summary, moved, noisy_of
 from secure_fedclust.protocols.client import MAX_CLUSTERS, Client, answers
-from secure_fedclust.protocols.clustering import Clustering, owners_of, stack
+from secure_fedclust.protocols.clustering import Clustering
+from secure_fedclust.protocols.seeding import padded, public_spread, round_count_weight
 from secure_fedclust.protocols.session import Replies, Session
-
-Rows = TypeVar("Rows", Floats, Ints)
+from secure_fedclust.protocols.synopsis import MAX_ROUNDS, MICRO, Synopsis, SynopsisClient
 
 _BALLS = {"maximisers": Array(("k", "d")), "squared_radii": Array(("k",), minimum=0)}
+_STEPS = Integer(1, MAX_ROUNDS)
 
-SEED = stage("fedgem/seed", request={"n_components": Integer(1, MAX_CLUSTERS)}, reply=_BALLS)
-STEP = stage("fedgem/step", request={"centers": Array(("k", "d"))}, reply=_BALLS)
+SEED = stage(
+    "fedgem/seed",
+    request={"n_components": Integer(1, MAX_CLUSTERS), "n_steps": _STEPS},
+    reply=_BALLS,
+)
+STEP = stage("fedgem/step", request={"centers": Array(("k", "d")), "n_steps": _STEPS}, reply=_BALLS)
 FINAL = stage(
-    "fedgem/final", request={"centers": Array(("k", "d")), "v": Real(minimum=0)}, reply=_BALLS
+    "fedgem/final",
+    request={"centers": Array(("k", "d")), "n_steps": _STEPS, "v": Real(minimum=0)},
+    reply=_BALLS,
 )
 
 
@@ -42,25 +78,31 @@ class FedGEMClient(Client):
     """
 
     @answers(SEED, after=(None,))
-    def seed(self, n_components: int) -> dict[str, Any]:
-        return self.step(fedgem.client_seed(self.X, n_components, self.rng))
+    def seed(self, n_components: int, n_steps: int) -> dict[str, Any]:
+        return self.step(fedgem.client_seed(self.X, n_components, self.rng), n_steps)
 
     @answers(STEP, after=(SEED, STEP))
-    def step(self, centers: Floats) -> dict[str, Any]:
-        maximisers, squared_radii = fedgem.client_maximise(self.X, centers)
-        return {"maximisers": maximisers, "squared_radii": squared_radii}
+    def step(self, centers: Floats, n_steps: int) -> dict[str, Any]:
+        for _ in range(n_steps):
+            centers, squared_radii = fedgem.client_maximise(self.X, centers)
+        return {"maximisers": centers, "squared_radii": squared_radii}
 
     @answers(FINAL, after=(SEED, STEP))
-    def final(self, centers: Floats, v: float) -> dict[str, Any]:
-        maximisers, _ = fedgem.client_maximise(self.X, centers)
+    def final(self, centers: Floats, n_steps: int, v: float) -> dict[str, Any]:
+        maximisers = self.step(centers, n_steps)["maximisers"]
         squared_radii = fedgem.client_final_radii(maximisers, len(self.X), v)
         return {"maximisers": maximisers, "squared_radii": squared_radii}
 
 
 def run(
-    session: Session, *, n_components: Mapping[str, int], n_rounds: int, final_radius: float
+    session: Session,
+    *,
+    n_components: Mapping[str, int],
+    n_rounds: int,
+    n_steps: int,
+    final_radius: float,
 ) -> Clustering:
-    """The server's side.
+    """The server's side without protection.
 
     Parameters
     ----------
@@ -69,36 +111,360 @@ def run(
         How many components each client has (the paper's K_g).
     n_rounds : int
         Collaborative rounds.
+    n_steps : int
+        EM steps of a client in a round (the paper's S).
     final_radius : float
         The paper's v.
     """
-    requests = {client: {"n_components": n_components[client]} for client in session.clients}
+    requests = {
+        client: {"n_components": n_components[client], "n_steps": n_steps}
+        for client in session.clients
+    }
     at_most: dict[str, Bounds] = {client: {"k": (1, n)} for client, n in n_components.items()}
     replies = session.ask(SEED, requests, at_most)
     centers = _updated(replies)
+
+    def ask_from_centers(**more: Any) -> Replies:
+        asked = {c: {"centers": rows, "n_steps": n_steps, **more} for c, rows in centers.items()}
+        return session.ask(FINAL if more else STEP, asked)
+
     for _ in range(n_rounds - 1):
-        replies = session.ask(STEP, {client: {"centers": c} for client, c in centers.items()})
-        centers |= _updated(replies)
-    replies = session.ask(
-        FINAL, {client: {"centers": c, "v": final_radius} for client, c in centers.items()}
-    )
-    global_centers, groups = fedgem.server_merge(*_balls(replies))
-    session.note_centers(global_centers)
+        centers |= _updated(ask_from_centers())
+    return _merged(session, ask_from_centers(v=final_radius))
+
+
+_START = {"centers": Array(("k", "d")), "radius": Real(1e-9, 1e9), "n_steps": _STEPS}
+
+SUMS = private_stage(
+    "fedgem/sums",
+    request=_START,
+    reply={"start": Array(("k", "d")), "counts": steps("k"), "sums": steps("k", "d")},
+)
+MEANS = private_stage(
+    "fedgem/means",
+    request={
+        **_START,
+        "floor": Real(1),
+        "enforced": Choice(("yes", "no")),
+        "bound": Choice(("exact", "theorem9")),
+    },
+    reply={"start": Array(("k", "d")), "means": steps("k", "d")},
+)
+LOCAL_SEED = stage(
+    "fedgem/local_seed",
+    request={"n_components": Integer(1, MAX_CLUSTERS)},
+    reply={"centers": Array(("k", "d"))},
+)
+
+
+class PrivateFedGEMClient(SynopsisClient):
+    """Reports noisy sums or means of its components.
+
+    Privacy unit: a record of the client.
+    Sensitivity: ``sums_and_counts``, ``floor_mean`` or ``theorem9`` in
+    docs/proofs/sensitivity.md; further steps are releases of their own.
+    Who sees it: the server sees the last step and the centres it started from.
+
+    Seeds that are records, and means without a floor under their weights, have no guarantee:
+    only `UnprovedFedGEMClient` gives them.
+    """
+
+    allow_unproved: ClassVar[bool] = False
+
+    @answers(LOCAL_SEED, after=(None,))
+    def local_seed(self, n_components: int) -> dict[str, Any]:
+        self._refuse_unproved("seeds that are records")
+        X = self.X * self.domain.scale
+        seeds = fedgem.client_seed(X, n_components, self.rng) / self.domain.scale
+        return {"centers": padded(seeds, n_components, self.domain, self.rng)}
+
+    @answers(SUMS, after=(None, CELLS, MICRO, LOCAL_SEED, SUMS))
+    def sums(self, centers: Floats, radius: float, n_steps: int, share: float) -> dict[str, Any]:
+        for _ in range(n_steps):
+            query = _soft_sums(centers, radius, self.domain)
+            noisy = self.release(query, share / n_steps)
+            start, centers = centers, moved(query.read(noisy), radius, self.domain)
+        return self.reply(noisy, start=start)
+
+    @answers(MEANS, after=(None, CELLS, MICRO, LOCAL_SEED, MEANS))
+    def means(
+        self,
+        centers: Floats,
+        radius: float,
+        n_steps: int,
+        floor: float,
+        enforced: str,
+        bound: str,
+        share: float,
+    ) -> dict[str, Any]:
+        if enforced == "no":
+            self._refuse_unproved("means without a floor")
+        for _ in range(n_steps):
+            soft = _soft_sums(centers, radius, self.domain)
+            query = FloorMeans(soft, floor, bound == "theorem9", enforced == "yes")
+            noisy = self.release(query, share / n_steps)
+            start, centers = centers, self.domain.hold(centers + query.read(noisy)[0])
+        return self.reply(noisy, start=start)
+
+    def _refuse_unproved(self, what: str) -> None:
+        if not self.allow_unproved:
+            raise ProtocolError(f"{what} have no guarantee, and this client does not give them")
+
+
+class UnprovedFedGEMClient(PrivateFedGEMClient):
+    """Also gives what has no guarantee, for experiments with the paper's own protocol.
+
+    Privacy unit: none.
+    Sensitivity: unbounded.
+    Who sees it: the server.
+    """
+
+    allow_unproved = True
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How the rounds of a private run other than on a synopsis are calibrated.
+
+    Attributes
+    ----------
+    calibration : {"sums", "floor", "theorem9"}
+    seeding : {"private", "public", "local"}
+    seed_share : float
+        Of the budget, for private seeding; the rest is for the rounds, in equal parts.
+    floor : mapping of client to float
+        Least weight of a component, for ``floor`` and ``theorem9``.
+    enforced : bool
+        Whether the floor is put under the weights, or only into the formula.
+    n_records : int or None
+        About how many records a client holds, where the number is public and not released.
+    """
+
+    calibration: Literal["sums", "floor", "theorem9"]
+    seeding: Literal["private", "public", "local"]
+    seed_share: float
+    floor: Mapping[str, float]
+    enforced: bool
+    n_records: int | None
+
+
+def run_private(
+    session: Session,
+    *,
+    n_components: Mapping[str, int],
+    n_rounds: int,
+    n_steps: int,
+    final_radius: float,
+    rounds: Rounds,
+    collect_seeds: Callable[[float], Synopsis],
+    rng: np.random.Generator,
+) -> Clustering:
+    """The server's side of a private run with noisy rounds.
+
+    Parameters
+    ----------
+    session, n_components, n_rounds, n_steps, final_radius
+        As in `run`.
+    rounds : Rounds
+    collect_seeds : function
+        Collects a synopsis for a share of the budget.
+    rng : numpy.random.Generator
+    """
+    domain = session.domain
+    centers = _private_seeds(session, n_components, rounds, collect_seeds, rng)
+    share = (1 - rounds.seed_share) / n_rounds
+    # Clusters of unit covariance: twice the root mean square distance of their records.
+    radius = min(2 * float(np.sqrt(np.square(1 / domain.scale).sum())), 2 * domain.bound)
+    found: dict[str, _Components] = {}
+    for _ in range(n_rounds):
+        requests = {
+            client: {"centers": rows, "radius": radius, "n_steps": n_steps, "share": share}
+            for client, rows in centers.items()
+        }
+        if rounds.calibration == "sums":
+            found = _ask_sums(session, requests)
+        else:
+            found = _ask_means(session, requests, rounds)
+        balls = [component.ball(domain) for component in found.values()]
+        updated = fedgem.server_update(*_stacked(balls))
+        parts = np.split(updated, np.cumsum([len(ball[0]) for ball in balls])[:-1])
+        centers |= {
+            client: domain.hold((rows - domain.center) / domain.scale)
+            for client, rows in zip(found, parts, strict=True)
+        }
+    final = []
+    for client, component in found.items():
+        maximisers, _ = component.ball(domain)
+        n = rounds.n_records if component.n_records is None else component.n_records
+        radii = fedgem.client_final_radii(maximisers, max(float(n or 1), 1.0), final_radius)
+        final.append((client, maximisers, radii))
+    return _merge(session, final)
+
+
+@dataclass(frozen=True)
+class _Components:
+    """Released maximisers of a client, in working coordinates."""
+
+    start: Floats
+    maximisers: Floats
+    noise: Floats
+    """Standard deviation of each maximiser's coordinates."""
+    n_records: float | None
+
+    def ball(self, domain: Domain) -> tuple[Floats, Floats]:
+        """Maximisers and squared radii in the caller's coordinates.
+
+        The noise adds its variance to the squared distance of a maximiser from where it started;
+        that much is taken off again.
+        """
+        squared = np.square((self.maximisers - self.start) * domain.scale).sum(axis=1)
+        bias = np.square(domain.scale).sum() * np.square(self.noise)
+        return domain.leave(self.maximisers), np.maximum(0, squared - bias)
+
+
+def _ask_sums(session: Session, requests: dict[str, Values]) -> dict[str, _Components]:
+    domain = session.domain
+    found = {}
+    for client, reply in session.ask(SUMS, requests).items():
+        radius = requests[client]["radius"]
+        query = _soft_sums(domain.hold(reply["start"]), radius, domain)
+        cells = query.read(noisy_of(reply, ("counts", "sums")))
+        weights = np.maximum(cells.counts, cells.count_sigma)
+        maximisers = moved(cells, radius, domain)
+        n = float(np.maximum(cells.counts, 0).sum())
+        found[client] = _Components(query.centers, maximisers, cells.sum_sigma / weights, n)
+    return found
+
+
+def _ask_means(
+    session: Session, requests: dict[str, Values], rounds: Rounds
+) -> dict[str, _Components]:
+    domain = session.domain
+    asked = {
+        client: {
+            **request,
+            "floor": rounds.floor[client],
+            "enforced": "yes" if rounds.enforced else "no",
+            "bound": "theorem9" if rounds.calibration == "theorem9" else "exact",
+        }
+        for client, request in requests.items()
+    }
+    found = {}
+    for client, reply in session.ask(MEANS, asked).items():
+        start = domain.hold(reply["start"])
+        soft = _soft_sums(start, requests[client]["radius"], domain)
+        means, sigma = FloorMeans(soft, rounds.floor[client]).read(noisy_of(reply, ("means",)))
+        noise = np.full(len(start), sigma)
+        found[client] = _Components(start, domain.hold(start + means), noise, None)
+    return found
+
+
+def _soft_sums(centers: Floats, radius: float, domain: Domain) -> SoftSums:
+    return SoftSums(centers, domain.scale, radius, round_count_weight(domain.n_features))
+
+
+def _private_seeds(
+    session: Session,
+    n_components: Mapping[str, int],
+    rounds: Rounds,
+    collect_seeds: Callable[[float], Synopsis],
+    rng: np.random.Generator,
+) -> dict[str, Floats]:
+    domain = session.domain
+    if rounds.seeding == "public":
+        return {c: public_spread(domain, n_components[c], rng) for c in session.clients}
+    if rounds.seeding == "local":
+        requests = {client: {"n_components": n_components[client]} for client in session.clients}
+        bounds: dict[str, Bounds] = {client: {"k": n} for client, n in n_components.items()}
+        replies = session.ask(LOCAL_SEED, requests, bounds)
+        return {client: domain.hold(reply["centers"]) for client, reply in replies.items()}
+    return {
+        client: _seeds_of(part, n_components[client], domain, rng)
+        for client, part in collect_seeds(rounds.seed_share).summaries().items()
+    }
+
+
+def _seeds_of(part: Summary, n: int, domain: Domain, rng: np.random.Generator) -> Floats:
+    # Clusters are round in the caller's coordinates, not in working ones.
+    points = part.points * domain.scale
+    centers = kmeans(points, n, rng, weights=part.weights, n_init=10)[0] / domain.scale
+    return padded(centers, n, domain, rng)
+
+
+def run_on_synopsis(
+    synopsis: Synopsis,
+    *,
+    n_components: Mapping[str, int],
+    n_rounds: int,
+    n_steps: int,
+    final_radius: float,
+    rng: np.random.Generator,
+) -> Clustering:
+    """Both sides, from what was released: all rounds on the points of each client's summary."""
+    domain = synopsis.domain
+    parts = synopsis.summaries()
+    points = {client: domain.leave(part.points) for client, part in parts.items()}
+    centers = {
+        client: kmeans(points[client], n_components[client], rng, weights=part.weights, n_init=10)[
+            0
+        ]
+        for client, part in parts.items()
+    }
+
+    def stepped() -> list[tuple[Floats, Floats]]:
+        balls = []
+        for client, part in parts.items():
+            maximisers = centers[client]
+            for _ in range(n_steps):
+                maximisers, squared_radii = fedgem.client_maximise(
+                    points[client], maximisers, weights=part.weights
+                )
+            balls.append((maximisers, squared_radii))
+        return balls
+
+    for _ in range(n_rounds):
+        balls = stepped()
+        updated = fedgem.server_update(*_stacked(balls))
+        ends = np.cumsum([len(ball[0]) for ball in balls])[:-1]
+        centers = dict(zip(parts, np.split(updated, ends), strict=True))
+    final = [
+        (
+            client,
+            maximisers,
+            fedgem.client_final_radii(maximisers, float(part.weights.sum()), final_radius),
+        )
+        for (client, part), (maximisers, _) in zip(parts.items(), stepped(), strict=True)
+    ]
+    return _merge(None, final)
+
+
+def _merged(session: Session, replies: Replies) -> Clustering:
+    final = [
+        (client, reply["maximisers"], reply["squared_radii"]) for client, reply in replies.items()
+    ]
+    return _merge(session, final)
+
+
+def _merge(session: Session | None, final: list[tuple[str, Floats, Floats]]) -> Clustering:
+    """Global clusters from each client's maximisers and squared final radii."""
+    centers, groups = fedgem.server_merge(*_stacked([(rows, radii) for _, rows, radii in final]))
+    if session is not None:
+        session.note_centers(centers)
+    ends = np.cumsum([len(rows) for _, rows, _ in final])[:-1]
+    held = np.split(groups, ends)
     return Clustering(
-        global_centers,
-        {client: held.tolist() for client, held in _by_client(groups, replies).items()},
+        centers,
+        {client: ours.tolist() for (client, _, _), ours in zip(final, held, strict=True)},
     )
+
+
+def _stacked(balls: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Ints]:
+    maximisers, squared_radii = (np.concatenate(rows) for rows in zip(*balls, strict=True))
+    owners = np.repeat(np.arange(len(balls)), [len(rows) for rows, _ in balls])
+    return maximisers, squared_radii, owners
 
 
 def _updated(replies: Replies) -> dict[str, Floats]:
-    return _by_client(fedgem.server_update(*_balls(replies)), replies)
-
-
-def _balls(replies: Replies) -> tuple[Floats, Floats, Ints]:
-    maximisers = stack(replies, "maximisers")
-    return maximisers, stack(replies, "squared_radii"), owners_of(replies, "maximisers")
-
-
-def _by_client(rows: Rows, replies: Replies) -> dict[str, Rows]:
-    ends = np.cumsum([len(reply["maximisers"]) for reply in replies.values()])
-    return dict(zip(replies, np.split(rows, ends[:-1]), strict=True))
+    balls = [(reply["maximisers"], reply["squared_radii"]) for reply in replies.values()]
+    ends = np.cumsum([len(rows) for rows, _ in balls])[:-1]
+    return dict(zip(replies, np.split(fedgem.server_update(*_stacked(balls)), ends), strict=True))

@@ -1,11 +1,23 @@
-"""FKM without protection: the server sees each client's means and counts.
+"""FKM: iterative k-means over all clients.
+
+Without protection the server sees each client's means and counts:
 
 1. Every client seeds its own k-means and reports local means and counts.
 2. Each round, every client takes one k-means step from the global centres; the server aligns the
    local means by weighted k-means (``align="kmeans"``, the paper), or adds up the sums of each
    global centre (``align="index"``), which is all that secure aggregation would need.
+
+With differential privacy local seeds, which are records, and local means of clusters that hold at
+least two records, which tell counts apart, are out of the question:
+
+1. Small releases decide where centres start (`seeding`).
+2. Each round, every client answers for all global centres with noisy residual sums and counts; the
+   server adds up, and moves the centres whose noisy count stands out.
+
+Or, in one shot, the server clusters the points of all clients' synopses.
 """
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +28,15 @@ from secure_fedclust.errors import DataError
 from secure_fedclust.messages import Array, Integer, stage
 from secure_fedclust.protocols.client import MAX_CLUSTERS, Client, answers
 from secure_fedclust.protocols.clustering import Clustering, stack
+from secure_fedclust.protocols.seeding import (
+    GRID_FEATURES,
+    Recipe,
+    n_cells,
+    private_seeds,
+    run_rounds,
+)
 from secure_fedclust.protocols.session import Replies, Session
+from secure_fedclust.protocols.synopsis import MICRO_FACTOR, Synopsis
 
 _MEANS = {
     "means": Array(("m", "d")),
@@ -89,3 +109,82 @@ def run(
             centers = fkm.server_add(sums, counts, centers)
         session.note_centers(centers)
     return Clustering(centers)
+
+
+def recipe(
+    *,
+    n_clusters: int,
+    n_features: int,
+    n_clients: int,
+    n_records: int | None,
+    mu: float,
+    seeding: Literal["private", "public"],
+    n_rounds: int | None,
+) -> Recipe:
+    """How a private run divides its budget.
+
+    Parameters
+    ----------
+    n_clusters, n_features, n_clients : int
+    n_records : int or None
+        About how many records a client holds, if that is public.
+    mu : float
+        What each client may spend.
+    seeding : {"private", "public"}
+    n_rounds : int or None
+        Rounds with the clusters themselves; as many as pay, if None.
+    """
+    noisy_mu = mu / math.sqrt(n_clients)
+    total = None if n_records is None else n_records * n_clients
+    strength = 100.0 if total is None else total * noisy_mu / (n_clusters * math.sqrt(n_features))
+    low, high = strength < WEAK, strength > STRONG
+    if seeding == "public":
+        return Recipe("public", 0, (), _growing(n_rounds or 5))
+    if n_features <= GRID_FEATURES:
+        cells = n_cells(total, n_clusters, noisy_mu * math.sqrt(0.5))
+        return Recipe("grid", cells, (0.5,), tuple(0.5 * s for s in _growing(n_rounds or 1)))
+    n_micro_rounds = 1 if low else 5 if high else 3
+    each = SEED_SHARE * (1 - MOMENTS_SHARE) / n_micro_rounds
+    shares = _growing(n_rounds or (1 if low else 2))
+    return Recipe(
+        "moments",
+        (2 * MICRO_FACTOR if high else MICRO_FACTOR) * n_clusters,
+        (SEED_SHARE * MOMENTS_SHARE, *[each] * n_micro_rounds),
+        tuple((1 - SEED_SHARE) * share for share in shares),
+    )
+
+
+WEAK, STRONG = 20.0, 200.0
+"""Signal to noise below which one round of each kind is best, and above which more pay."""
+
+SEED_SHARE, MOMENTS_SHARE = 0.6, 0.3
+
+
+def _growing(n_rounds: int) -> tuple[float, ...]:
+    """Shares of rounds, the last twice as large as the others."""
+    parts = [1.0] * (n_rounds - 1) + [2.0]
+    return tuple(part / sum(parts) for part in parts)
+
+
+def run_private(
+    session: Session,
+    *,
+    n_clusters: int,
+    n_init: int,
+    recipe: Recipe,
+    rng: np.random.Generator,
+) -> Clustering:
+    """The server's side of a private run."""
+    centers = private_seeds(session, n_clusters, recipe, n_init, rng)
+    if session.history:
+        session.note_centers(session.domain.leave(centers))
+    return Clustering(session.domain.leave(run_rounds(session, centers, recipe.shares)))
+
+
+def run_on_synopsis(
+    synopsis: Synopsis, *, n_clusters: int, n_init: int, rng: np.random.Generator
+) -> Clustering:
+    """Weighted k-means over the points of all clients, from what was released."""
+    found = synopsis.pooled()
+    centers = fkm.server_align(found.points, found.weights, n_clusters, rng, n_init)
+    return Clustering(synopsis.domain.leave(centers))

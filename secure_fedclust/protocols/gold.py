@@ -1,4 +1,8 @@
-"""GOLD without protection: the server sees the centroids of each client's micro-clusters, once."""
+"""GOLD: one shot, micro-clusters to global clusters.
+
+Without protection the server sees the centroids of each client's micro-clusters. With differential
+privacy it sees a synopsis of each client, whose points take the place of these centroids.
+"""
 
 from typing import Any
 
@@ -9,6 +13,7 @@ from secure_fedclust.messages import Array, stage
 from secure_fedclust.protocols.client import Client, answers
 from secure_fedclust.protocols.clustering import Clustering, stack
 from secure_fedclust.protocols.session import Session
+from secure_fedclust.protocols.synopsis import Synopsis
 
 MAX_CENTROIDS = 1 << 14
 """More micro-clusters than this are not taken from one client: the server's time grows as their
@@ -36,3 +41,11 @@ def run(session: Session, *, n_clusters: int | None, rng: np.random.Generator) -
     centers = gold.server_cluster(stack(replies, "centroids"), n_clusters, rng)
     session.note_centers(centers)
     return Clustering(centers)
+
+
+def run_on_synopsis(
+    synopsis: Synopsis, *, n_clusters: int | None, rng: np.random.Generator
+) -> Clustering:
+    """The server's side, from what was released."""
+    points = np.concatenate([part.points for part in synopsis.summaries().values()])
+    return Clustering(synopsis.domain.leave(gold.server_cluster(points, n_clusters, rng)))

@@ -1,4 +1,8 @@
-"""k-FED without protection: the server sees each client's local centres, once."""
+"""k-FED: one shot, local centres to global ones.
+
+Without protection the server sees each client's local centres. With differential privacy it sees
+a synopsis of each client, and takes the client's step on it too.
+"""
 
 from typing import Any
 
@@ -9,6 +13,7 @@ from secure_fedclust.messages import Array, Integer, stage
 from secure_fedclust.protocols.client import MAX_CLUSTERS, Client, answers
 from secure_fedclust.protocols.clustering import Clustering, owners_of, stack
 from secure_fedclust.protocols.session import Session
+from secure_fedclust.protocols.synopsis import Synopsis
 
 CENTERS = stage(
     "kfed/centers",
@@ -41,3 +46,16 @@ def run(
     centers = kfed.server_cluster(local_centers, owners, n_clusters, rng)
     session.note_centers(centers)
     return Clustering(centers)
+
+
+def run_on_synopsis(
+    synopsis: Synopsis, *, n_clusters: int, n_local_clusters: int, rng: np.random.Generator
+) -> Clustering:
+    """Both sides, from what was released."""
+    local = [
+        kfed.client_cluster(part.points, n_local_clusters, rng, weights=part.weights)
+        for part in synopsis.summaries().values()
+    ]
+    owners = np.repeat(np.arange(len(local)), [len(centers) for centers in local])
+    centers = kfed.server_cluster(np.concatenate(local), owners, n_clusters, rng)
+    return Clustering(synopsis.domain.leave(centers))

@@ -9,8 +9,10 @@ from typing import Any
 
 from secure_fedclust.arrays import Floats
 from secure_fedclust.engines.base import Engine
-from secure_fedclust.errors import FederationWarning, ProtocolError
+from secure_fedclust.errors import FederationWarning, ParameterError, ProtocolError
 from secure_fedclust.messages import Bounds, Stage, Values
+from secure_fedclust.privacy.accounting import Limit
+from secure_fedclust.privacy.domain import Domain
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.result import Exchange
 
@@ -41,8 +43,28 @@ class Session:
         self.spec = spec
         self.history: list[Exchange] = []
         self.n_features = n_features
+        self.anchors: dict[str, tuple[int, str]] = {}
+        """Where each client's ledger stood when it last replied: number of rows, last hash."""
+        self.shares: dict[str, float] = dict.fromkeys(self.clients, 0.0)
+        """Share of the run's budget that each client was asked to spend so far."""
+        self.run = secrets.token_hex(8)
         self._engine = engine
-        self._run = secrets.token_hex(8)
+
+    @property
+    def limit(self) -> Limit:
+        """What each client may spend in this run."""
+        return Limit.of(*self.spec.target())
+
+    @property
+    def domain(self) -> Domain:
+        """The region that private clients bring their records into."""
+        n_features = self.n_features or self.spec.n_features
+        if n_features is None:
+            raise ParameterError(
+                "the number of features is not known beforehand: give ranges or center in the "
+                "privacy spec"
+            )
+        return Domain.of(self.spec, n_features)
 
     def ask_all(self, stage: Stage, bounds: Bounds | None = None, /, **request: Any) -> Replies:
         """Ask every client the same question."""
@@ -73,8 +95,10 @@ class Session:
         """
         step = len(self.history)
         started = time.perf_counter()
+        for client, request in requests.items():
+            self.shares[client] += request.get("share", 0.0)
         sent = {
-            client: stage.request.encode(request, run=self._run, step=step)
+            client: stage.request.encode(request, run=self.run, step=step)
             for client, request in requests.items()
         }
         received = self._engine.exchange(sent)
@@ -89,7 +113,7 @@ class Session:
                 asked = stage.request.sizes(requests[client], width)
                 allowed = {**(bounds or {}).get(client, {}), **asked, **width}
                 replies[client], sizes = stage.reply.decode(
-                    received[client], run=self._run, step=step, bounds=allowed
+                    received[client], run=self.run, step=step, bounds=allowed
                 )
                 widths[client] = sizes.get("d", 0)
             except ProtocolError as error:
@@ -106,6 +130,9 @@ class Session:
                 seconds=time.perf_counter() - started,
             )
         )
+        for client, reply in replies.items():
+            if "ledger_head" in reply:
+                self.anchors[client] = (reply["ledger_rows"], reply["ledger_head"])
         for client, reason in rejected.items():
             warnings.warn(
                 f"{client}: reply to {stage.name} set aside: {reason}",

@@ -1,0 +1,387 @@
+"""What all estimators share: checking input, running the protocol, keeping the result."""
+
+import json
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClusterMixin
+from sklearn.utils.validation import _check_feature_names, check_is_fitted
+
+from secure_fedclust.algorithms.lloyd import assign
+from secure_fedclust.arrays import Floats, Ints
+from secure_fedclust.errors import FederationWarning, ParameterError, PrivacyWarning
+from secure_fedclust.parameters import check_counts
+from secure_fedclust.privacy.accounting import Limit
+from secure_fedclust.privacy.domain import Domain
+from secure_fedclust.privacy.plan import Feasibility, Plan, PlannedRelease
+from secure_fedclust.privacy.spec import PrivacySpec
+from secure_fedclust.protocols.client import Client
+from secure_fedclust.protocols.clustering import Clustering
+from secure_fedclust.protocols.feasibility import client_feasibility
+from secure_fedclust.protocols.session import Session
+from secure_fedclust.protocols.synopsis import Synopsis, SynopsisClient, cells_for, collect, planned
+from secure_fedclust.records import Clients, check_records
+from secure_fedclust.released import ReleasedSynopsis
+from secure_fedclust.result import FedClustResult, NonPrivate
+from secure_fedclust.run import Progress, Run, generator, open_run, require_spec
+
+_FORMAT = "secure_fedclust model 1"
+
+
+class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc]
+    """What all estimators share: checking input, running the protocol, keeping the result.
+
+    Parameters
+    ----------
+    privacy : PrivacySpec
+        Required. `PrivacySpec.none(reason=...)` runs without protection.
+    ledger : path, Ledger or None
+        Where a private run charges its releases; made beforehand by ``secure-fedclust ledger
+        init`` or `Ledger.create`. Without one the guarantee is for each run by itself.
+    sampler : {"secure", "fast"}
+        ``fast`` noise is for experiments: the result then makes no claim.
+    random_state : int, numpy.random.Generator or None
+        Randomness of the algorithm; noise never comes from it.
+
+    Attributes
+    ----------
+    cluster_centers_ : array of shape (n_clusters_, n_features_in_)
+    n_clusters_ : int
+        Number of global clusters found.
+    client_names_ : list of str
+        The clients, in the order given.
+    labels_ : list of arrays
+        For each client, in that order, the global cluster of each of its records. Not there when
+        `fit` was given an engine or a synopsis: labels then stay with the clients. Back into a
+        DataFrame they go client by client: ``frame.loc[frame["site"] == name, "label"] = labels``.
+        Computed from records without noise: not private.
+    result_ : FedClustResult
+        Centres, history of the exchanges, bytes and timings.
+    guarantee_ : str
+        What may be claimed about the privacy of the run: the budget that was enforced.
+    privacy_spent_ : dict of client to float
+        Epsilon that the run has cost each client, at the spec's delta; information, no claim.
+    ledger_ : Ledger or None
+        What was charged.
+    """
+
+    _client_class: ClassVar[type[Client]]
+    _private_class: ClassVar[type[SynopsisClient]] = SynopsisClient
+    _synopsis_rounds: ClassVar[int] = 3
+
+    privacy: PrivacySpec | None
+    ledger: Any
+    sampler: Any
+    random_state: Any
+
+    def fit(
+        self,
+        clients: Any,
+        y: None = None,
+        *,
+        client_column: str | None = None,
+        person_column: str | None = None,
+        on_progress: Progress | None = None,
+    ) -> Self:
+        """Cluster the clients' records without pooling them.
+
+        Parameters
+        ----------
+        clients : list of arrays, mapping of name to array, DataFrame, Engine or ReleasedSynopsis
+            One array of shape (n_records, n_features) a client. A DataFrame needs
+            `client_column`. An engine reaches clients that hold their records elsewhere. On a
+            synopsis that was released before, everything is free: `privacy` is not needed then.
+        y : ignored
+        client_column : str, optional
+            The column of a DataFrame that says which client a row belongs to.
+        person_column : str, optional
+            The column of DataFrames that says which person a row is about; not a feature. Needed
+            where `privacy` has `records_per_person`.
+        on_progress : function, optional
+            Called with the number of client replies so far and the number expected. Not called
+            when `clients` is an engine.
+        """
+        self._check_parameters()
+        rng = generator(self.random_state)
+        started = time.perf_counter()
+        if isinstance(clients, ReleasedSynopsis):
+            clustering = self._run_on_synopsis(clients.synopsis, rng)
+            self._keep_released(clustering, clients, time.perf_counter() - started)
+            return self
+        spec = require_spec(self.privacy)
+        if spec.is_private:
+            self._check_private(spec)
+        run = open_run(
+            clients,
+            spec=spec,
+            client_class=self._client_for(spec),
+            rng=rng,
+            ledger=self.ledger,
+            sampler=self.sampler,
+            client_column=client_column,
+            person_column=person_column,
+            on_progress=on_progress,
+            n_exchanges=self._n_exchanges(),
+        )
+        if spec.is_private:
+            clustering = self._fit_private(run, rng)
+        else:
+            clustering = self._run(run.session, rng)
+        self._keep_run(clustering, run, time.perf_counter() - started)
+        return self
+
+    def predict(self, X: Any) -> Ints:
+        """Index of the nearest global centre of each record.
+
+        For FedGEM this may differ from `labels_`, which are chosen among the clusters that the
+        record's client holds.
+        """
+        check_is_fitted(self)
+        _check_feature_names(self, X, reset=False)
+        return assign(check_records(X, "X", self.n_features_in_), self.cluster_centers_)
+
+    def plan(
+        self,
+        privacy: PrivacySpec,
+        *,
+        n_clients: int,
+        n_features: int,
+        n_records: int | None = None,
+    ) -> Plan:
+        """What a private run would release, and whether it can work; see `PrivacySpec.plan`."""
+        self._check_parameters()
+        self._check_private(privacy)
+        check_counts(n_clients=n_clients, n_features=n_features)
+        if n_records is not None:
+            check_counts(n_records=n_records)
+        limit = Limit.of(*privacy.target())
+        domain = Domain.of(privacy, n_features)
+        feasibility = None
+        if n_records is not None:
+            feasibility = self._feasibility(limit, n_clients, n_features, n_records)
+        releases = self._releases(limit, domain, n_clients, n_records)
+        return Plan(privacy.describe(), limit, releases, n_clients, feasibility)
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted model as JSON, for `load_model`; labels stay out."""
+        check_is_fitted(self)
+        parameters = _plain_parameters(self)
+        privacy = None if self.privacy is None else self.privacy.to_dict()
+        content = {
+            "format": _FORMAT,
+            "class": type(self).__name__,
+            "parameters": parameters,
+            "privacy": privacy,
+            "clients": self.client_names_,
+            "result": self.result_.to_dict(),
+        }
+        Path(path).write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
+
+    def _restore(self, content: Mapping[str, Any]) -> Self:
+        result = FedClustResult.from_dict(content["result"])
+        self._keep(result, list(content["clients"]), None)
+        return self
+
+    def _fit_private(self, run: Run, rng: np.random.Generator) -> Clustering:
+        session = run.session
+        limit, n_features = session.limit, session.domain.n_features
+        n_clients = len(session.clients)
+        size = session.spec.public_size
+        if size is not None:
+            _warn_poor(self._feasibility(limit, n_clients, n_features, size))
+        clustering = self._run_private(session, rng)
+        if size is None and clustering.n_records is not None:
+            size = max(1, round(clustering.n_records))
+            _warn_poor(self._feasibility(limit, n_clients, n_features, size))
+        return clustering
+
+    def _keep_run(self, clustering: Clustering, run: Run, seconds: float) -> None:
+        session, records = run.session, run.records
+        held = clustering.client_clusters or {}
+        everything = range(len(clustering.centers))
+        labels = {
+            client: _nearest(X, clustering.centers, held.get(client, everything))
+            for client, X in records.items()
+        }
+        unproved = self._unproved() if session.spec.is_private else None
+        result = FedClustResult(
+            algorithm=type(self).__name__,
+            parameters=_plain_parameters(self),
+            guarantee=run.guarantee(unproved),
+            centers=clustering.centers,
+            history=tuple(session.history),
+            seconds=seconds,
+            client_clusters=clustering.client_clusters,
+            feature_names=records.feature_names,
+            privacy=session.spec.to_dict(),
+            spent=run.spent(),
+            anchors=dict(session.anchors),
+            sampler=run.sampler if session.spec.is_private else None,
+            nonprivate=NonPrivate(labels, run.clipped, run.left_out),
+        )
+        self._keep(result, list(session.clients), run.ledger, records)
+
+    def _keep_released(
+        self, clustering: Clustering, released: ReleasedSynopsis, seconds: float
+    ) -> None:
+        result = FedClustResult(
+            algorithm=type(self).__name__,
+            parameters=_plain_parameters(self),
+            guarantee=released.guarantee,
+            centers=clustering.centers,
+            history=(),
+            seconds=seconds,
+            client_clusters=clustering.client_clusters,
+            feature_names=released.feature_names,
+            privacy=released.privacy,
+            spent=released.spent,
+            anchors=released.anchors,
+            sampler=released.sampler,
+        )
+        self._keep(result, list(released.synopsis.cells), None)
+
+    def _keep(
+        self,
+        result: FedClustResult,
+        clients: list[str],
+        ledger: Any,
+        records: Clients | None = None,
+    ) -> None:
+        self.result_ = result
+        self.guarantee_ = result.guarantee
+        self.privacy_spent_ = dict(result.spent)
+        self.ledger_ = ledger
+        self.client_names_ = clients
+        self.cluster_centers_ = result.centers
+        self.n_clusters_ = result.n_clusters
+        self.n_features_in_ = result.centers.shape[1]
+        for name in ("labels_", "feature_names_in_"):
+            if hasattr(self, name):
+                delattr(self, name)
+        if records:
+            self.labels_ = list(result.nonprivate.labels.values())
+        if result.feature_names is not None:
+            self.feature_names_in_ = np.asarray(result.feature_names, dtype=object)
+        asked = getattr(self, "n_clusters", None)
+        if asked is not None and self.n_clusters_ < asked:
+            warnings.warn(
+                f"found {self.n_clusters_} clusters where {asked} were asked for",
+                FederationWarning,
+                stacklevel=4,
+            )
+
+    @abstractmethod
+    def _check_parameters(self) -> None:
+        """Raise a `ParameterError` for the first parameter that is not usable."""
+
+    def _check_private(self, spec: PrivacySpec) -> None:
+        """Raise a `ParameterError` where a parameter does not go with differential privacy."""
+        if (unproved := self._unproved()) is not None and not getattr(
+            self, "allow_unproved", False
+        ):
+            raise ParameterError(
+                f"{unproved}; change that, or set allow_unproved=True to run with NO DP CLAIM"
+            )
+
+    def _client_for(self, spec: PrivacySpec) -> type[Client]:
+        return self._private_class if spec.is_private else self._client_class
+
+    def _unproved(self) -> str | None:
+        """Say which condition of the guarantee the parameters violate, if any."""
+        return None
+
+    @abstractmethod
+    def _run(self, session: Session, rng: np.random.Generator) -> Clustering:
+        """Run the server's side of the protocol without protection."""
+
+    def _run_private(self, session: Session, rng: np.random.Generator) -> Clustering:
+        """Run the server's side of the private protocol: on a synopsis, unless overridden."""
+        synopsis = self._collect(session, 1.0)
+        found = self._run_on_synopsis(synopsis, rng)
+        session.note_centers(found.centers)
+        return Clustering(found.centers, found.client_clusters, synopsis.n_records())
+
+    @abstractmethod
+    def _run_on_synopsis(self, synopsis: Synopsis, rng: np.random.Generator) -> Clustering:
+        """Cluster what was released."""
+
+    @abstractmethod
+    def _clusters_to_tell_apart(self, clients: Sequence[str]) -> dict[str, int]:
+        """How many clusters the synopsis of each client must resolve."""
+
+    def _collect(self, session: Session, share: float) -> Synopsis:
+        numbers = self._clusters_to_tell_apart(session.clients)
+        mu = session.limit.mu * np.sqrt(share)
+        cells = self._cells(max(numbers.values()), len(numbers), session.spec.public_size, mu)
+        return collect(
+            session, n_clusters=numbers, n_rounds=self._synopsis_rounds, cells=cells, share=share
+        )
+
+    def _cells(self, n_clusters: int, n_clients: int, n_records: int | None, mu: float) -> int:
+        # The server looks at each client's cells by themselves.
+        return cells_for(n_records, n_clusters, 1, mu)
+
+    def _releases(
+        self, limit: Limit, domain: Domain, n_clients: int, n_records: int | None
+    ) -> list[PlannedRelease]:
+        """The releases of a private run; those of a synopsis, unless overridden."""
+        return self._synopsis_releases(limit, domain, n_clients, n_records, 1.0)
+
+    def _synopsis_releases(
+        self, limit: Limit, domain: Domain, n_clients: int, n_records: int | None, share: float
+    ) -> list[PlannedRelease]:
+        names = [f"client {i}" for i in range(n_clients)]
+        n_clusters = max(self._clusters_to_tell_apart(names).values())
+        cells = self._cells(n_clusters, n_clients, n_records, limit.mu * share**0.5)
+        return planned(
+            domain,
+            n_clusters=n_clusters,
+            n_rounds=self._synopsis_rounds,
+            cells=cells,
+            share=share,
+        )
+
+    def _feasibility(
+        self, limit: Limit, n_clients: int, n_features: int, n_records: int
+    ) -> Feasibility:
+        """Whether the signal stands out; of each client by itself, unless overridden."""
+        return client_feasibility(limit, n_features, n_records)
+
+    def _n_exchanges(self) -> int:
+        return 1
+
+
+def _warn_poor(feasibility: Feasibility) -> None:
+    if feasibility.verdict == "poor":
+        warnings.warn(f"the noise drowns the clusters: {feasibility}", PrivacyWarning, stacklevel=4)
+
+
+def _nearest(X: Floats, centers: Floats, allowed: Sequence[int]) -> Ints:
+    candidates = np.unique(np.asarray(allowed, dtype=np.int64))
+    if not len(X):
+        return np.zeros(0, dtype=np.int64)
+    return candidates[assign(X, centers[candidates])]
+
+
+def _plain_parameters(model: FederatedClusterer) -> dict[str, Any]:
+    parameters = model.get_params(deep=False)
+    del parameters["privacy"]
+    # Where a ledger lies is no business of whoever reads a result.
+    del parameters["ledger"]
+    return {name: _plain(value) for name, value in parameters.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Turn a parameter into what JSON can hold."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, int | float | str | None) else repr(value)

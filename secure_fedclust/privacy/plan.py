@@ -1,0 +1,149 @@
+"""What a private run will release, known before any data are touched."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from secure_fedclust.privacy.accounting import Limit, epsilon_of
+
+_DRAWS_PER_SECOND = 50_000
+_REPLY_OVERHEAD = 300
+
+
+@dataclass(frozen=True)
+class PlannedRelease:
+    """Releases of one kind.
+
+    Attributes
+    ----------
+    message : str
+        The stage that asks for it.
+    times : int
+        How often each client is asked.
+    share : float
+        Of mu squared, for all times together.
+    coordinates : int
+        Noisy numbers in one release.
+    """
+
+    message: str
+    times: int
+    share: float
+    coordinates: int
+
+
+@dataclass(frozen=True)
+class Feasibility:
+    """Whether the signal stands out from the noise.
+
+    Attributes
+    ----------
+    signal : float
+        Records times mu over clusters times the root of the number of features, or what takes its
+        place for the system; see docs/privacy.md.
+    poor, good : float
+        Below `poor` centres are mostly noise; from `good` on they are close to those without
+        privacy.
+    records, epsilon : int, float
+        Records a client, or epsilon, that would give a good signal, all else equal.
+    """
+
+    signal: float
+    poor: float
+    good: float
+    records: int
+    epsilon: float
+
+    @classmethod
+    def of(
+        cls, signal: float, n_records: int, limit: Limit, *, poor: float, good: float
+    ) -> "Feasibility":
+        """Work out what would do, for a signal that grows with records and with mu."""
+        short = good / signal
+        epsilon = epsilon_of(limit.delta, limit.mu * short)
+        return cls(signal, poor, good, math.ceil(n_records * short), epsilon)
+
+    @property
+    def verdict(self) -> str:
+        """One word: good, partial or poor."""
+        return (
+            "good"
+            if self.signal >= self.good
+            else "partial"
+            if self.signal >= self.poor
+            else "poor"
+        )
+
+    def __str__(self) -> str:
+        text = f"signal {self.signal:.3g} ({self.verdict}; good from {self.good:.3g})"
+        if self.verdict == "good":
+            return text
+        return f"{text}; {self.records} records a client, or epsilon {self.epsilon:.2g}, would do"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The releases of a run, their cost, and whether it can work.
+
+    Attributes
+    ----------
+    guarantee : str
+    limit : Limit
+    releases : sequence of PlannedRelease
+    n_clients : int
+    feasibility : Feasibility or None
+        None where nobody said how many records clients hold.
+    """
+
+    guarantee: str
+    limit: Limit
+    releases: Sequence[PlannedRelease]
+    n_clients: int
+    feasibility: Feasibility | None
+
+    @property
+    def exchanges(self) -> int:
+        """How often each client is asked."""
+        return sum(release.times for release in self.releases)
+
+    @property
+    def draws(self) -> int:
+        """Noisy numbers that one client draws."""
+        return sum(release.times * release.coordinates for release in self.releases)
+
+    @property
+    def kilobytes_up(self) -> float:
+        """Sent by one client, about."""
+        return (8 * self.draws + _REPLY_OVERHEAD * self.exchanges) / 1000
+
+    def rows(self) -> list[dict[str, float | str]]:
+        """One row for each kind of release, for printing."""
+        return [
+            {
+                "message": release.message,
+                "times": release.times,
+                "share of mu^2": release.share,
+                "mu each": self.limit.mu * math.sqrt(release.share / release.times),
+                "noise / sensitivity": math.sqrt(release.times / release.share) / self.limit.mu,
+                "values each": release.coordinates,
+            }
+            for release in self.releases
+        ]
+
+    def __str__(self) -> str:
+        lines = [self.guarantee, ""]
+        for row in self.rows():
+            lines.append(
+                "  ".join(
+                    f"{name}: {value:.3g}" if isinstance(value, float) else f"{name}: {value}"
+                    for name, value in row.items()
+                )
+            )
+        lines += [
+            "",
+            f"total mu {self.limit.mu:.4g}; {self.exchanges} exchanges, about "
+            f"{self.kilobytes_up:.3g} KB from each of {self.n_clients} clients, "
+            f"{self.n_clients * self.draws / _DRAWS_PER_SECOND:.2g} s of secure sampling in all",
+            "feasibility: " + str(self.feasibility or "unknown without a public size"),
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,127 @@
+"""Noisy counts and sums about centres: the one message that most private protocols share.
+
+A client assigns each record to the nearest of the centres it is given, and answers with the count,
+the sum of residuals and, if asked for, the sum of squared residuals of each cell, all with noise.
+The answer is additive: where the server needs no single client's, it may see only the sum.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from secure_fedclust.arrays import Floats
+from secure_fedclust.messages import Array, Real, Values, private_stage, steps
+from secure_fedclust.privacy.domain import Domain
+from secure_fedclust.privacy.mechanism import Noisy
+from secure_fedclust.privacy.queries import Cells, CellSums
+from secure_fedclust.protocols.client import PrivateClient
+from secure_fedclust.protocols.session import Session
+
+KEEP = 2.0
+"""Cells whose noisy count is below so many standard deviations are left alone."""
+
+CELLS = private_stage(
+    "cells",
+    request={
+        "centers": Array(("k", "d")),
+        "radius": Real(1e-9, 1e9),
+        "count_weight": Real(1e-3, 1e3),
+        "square_weight": Real(0, 1),
+    },
+    reply={"counts": steps("k"), "sums": steps("k", "d"), "squares": steps("q")},
+)
+
+_NO_SQUARES = {"squares": np.zeros(0, dtype=np.int64)}
+
+
+def answer_cells(client: PrivateClient, share: float, **request: Any) -> dict[str, Any]:
+    """The client's side of `CELLS`."""
+    noisy = client.release(CellSums(**request), share)
+    return client.reply(noisy, **({} if request["square_weight"] else _NO_SQUARES))
+
+
+def ask_cells(session: Session, query: CellSums, share: float) -> Cells:
+    """Noisy counts and sums about centres, over all clients."""
+    return pooled([cells for cells in ask_each(session, query, share).values()])
+
+
+def ask_each(session: Session, query: CellSums, share: float) -> dict[str, Cells]:
+    """The same, client by client."""
+    bounds = {"q": len(query.centers) if query.square_weight else 0}
+    replies = session.ask_all(
+        CELLS,
+        bounds,
+        centers=query.centers,
+        radius=query.radius,
+        count_weight=query.count_weight,
+        square_weight=query.square_weight,
+        share=share,
+    )
+    return {client: read_cells(query, reply) for client, reply in replies.items()}
+
+
+def read_cells(query: CellSums, reply: Values) -> Cells:
+    """A reply to `CELLS` in real terms."""
+    return query.read(noisy_of(reply, ("counts", "sums", "squares")))
+
+
+def noisy_of(reply: Values, names: tuple[str, ...]) -> Noisy:
+    """The noisy part of a reply of a private stage."""
+    return Noisy({name: reply[name] for name in names}, reply["exponent"], reply["sigma"])
+
+
+def pooled(parts: list[Cells]) -> Cells:
+    """Sums over clients of cells about the same centres."""
+    squares = [part.squares for part in parts if part.squares is not None]
+    return Cells(
+        parts[0].centers,
+        np.sum([part.counts for part in parts], axis=0),
+        np.sum([part.sums for part in parts], axis=0),
+        np.sum(squares, axis=0) if squares else None,
+        math.hypot(*(part.count_sigma for part in parts)),
+        math.hypot(*(part.sum_sigma for part in parts)),
+        math.hypot(*(part.square_sigma for part in parts)),
+    )
+
+
+def moved(cells: Cells, radius: float, domain: Domain) -> Floats:
+    """Centres moved to the noisy means of their cells; those of doubtful cells stay."""
+    floor = np.maximum(cells.counts, cells.count_sigma)
+    move = cells.sums / floor[:, None]
+    length = np.linalg.norm(move, axis=1)
+    move *= np.minimum(1.0, radius / np.maximum(length, 1e-300))[:, None]
+    move[cells.counts < KEEP * cells.count_sigma] = 0
+    return domain.hold(cells.centers + move)
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """Weighted points that stand for records, in working coordinates.
+
+    Attributes
+    ----------
+    points : array of shape (m, d)
+    weights : array of shape (m,)
+        Noisy numbers of records.
+    spreads : array of shape (m,)
+        Noisy mean squared distances of a point's records to it.
+    """
+
+    points: Floats
+    weights: Floats
+    spreads: Floats
+
+
+def summarise(cells: Cells, radius: float, domain: Domain) -> Summary:
+    """The cells that stand out from the noise, as weighted points; at least the fullest one."""
+    found = cells.counts > KEEP * cells.count_sigma
+    if not found.any():
+        found[np.argmax(cells.counts)] = True
+    points = moved(cells, radius, domain)
+    weights = np.maximum(cells.counts, cells.count_sigma)
+    spreads = np.zeros(len(points))
+    if cells.squares is not None:
+        spreads = cells.squares / weights - np.square(points - cells.centers).sum(axis=1)
+    return Summary(points[found], weights[found], np.clip(spreads, 0, radius**2)[found])

@@ -1,0 +1,46 @@
+"""How well centres fit, as one noisy figure: the mean squared distance to the nearest centre."""
+
+import math
+from typing import Any
+
+from secure_fedclust.arrays import Floats
+from secure_fedclust.messages import Array, Real, private_stage, steps
+from secure_fedclust.privacy.queries import Cost
+from secure_fedclust.protocols.cells import noisy_of
+from secure_fedclust.protocols.client import PrivateClient, answers
+from secure_fedclust.protocols.session import Session
+
+COST = private_stage(
+    "quality/cost",
+    request={"centers": Array(("k", "d")), "cap": Real(1e-30, 1e80)},
+    reply={"cost": steps("one"), "count": steps("one")},
+)
+
+
+class QualityClient(PrivateClient):
+    """Answers with the noisy sum of capped squared distances, and the noisy number of records.
+
+    Privacy unit: a record of the client.
+    Sensitivity: ``cost`` in docs/proofs/sensitivity.md.
+    Who sees it: the server.
+    """
+
+    @answers(COST, after=(None,))
+    def cost(self, centers: Floats, cap: float, share: float) -> dict[str, Any]:
+        return self.reply(self.release(Cost(centers, self.domain.scale, cap), share))
+
+
+def run(session: Session, centers: Floats, cap: float) -> tuple[float, float]:
+    """The server's side: the figure and its standard error, in the caller's coordinates."""
+    domain = session.domain
+    working = domain.hold((centers - domain.center) / domain.scale)
+    replies = session.ask_all(COST, {"one": 1}, centers=working, cap=cap, share=1.0)
+    query = Cost(working, domain.scale, cap)
+    parts = [query.read(noisy_of(reply, ("cost", "count"))) for reply in replies.values()]
+    total = sum(part[0] for part in parts)
+    count = max(sum(part[2] for part in parts), 1.0)
+    figure = min(max(total / count, 0.0), cap)
+    # The total was centred with the noisy count, so that their noise is partly the same.
+    noise = math.hypot(*(part[1] for part in parts))
+    count_noise = math.hypot(*(part[3] for part in parts)) * abs(cap / 2 - figure)
+    return figure, math.hypot(noise, count_noise) / count

@@ -1,0 +1,72 @@
+"""Ranges of features that nobody knows, from two noisy histograms.
+
+The first has bins whose edges double in size from a tiny to the largest value that is possible,
+and finds where the records roughly are; the second divides that evenly. Both are added up over
+clients. A range leaves out the ends that hold less than a small part of the records.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from secure_fedclust.arrays import Floats
+from secure_fedclust.messages import Array, private_stage, steps
+from secure_fedclust.privacy.queries import Histograms
+from secure_fedclust.protocols.cells import noisy_of
+from secure_fedclust.protocols.client import PrivateClient, answers
+from secure_fedclust.protocols.session import Session
+
+DOUBLINGS = 40
+LINEAR_BINS = 64
+
+HISTOGRAMS = private_stage(
+    "ranges/histograms",
+    request={"edges": Array(("d", "edges"))},
+    reply={"counts": steps("d", "bins")},
+)
+
+
+class RangesClient(PrivateClient):
+    """Answers with noisy histograms of its features.
+
+    Privacy unit: a record of the client.
+    Sensitivity: ``histogram`` in docs/proofs/sensitivity.md.
+    Who sees it: the server.
+    """
+
+    @answers(HISTOGRAMS, after=(None, HISTOGRAMS))
+    def histograms(self, edges: Floats, share: float) -> dict[str, Any]:
+        return self.reply(self.release(Histograms(np.sort(edges, axis=1)), share))
+
+
+def run(session: Session, coverage: float) -> Floats:
+    """The server's side: low and high end of each feature, in working coordinates."""
+    d = session.domain.n_features
+    positive = np.ldexp(1.0, np.arange(-DOUBLINGS, 1))
+    coarse = np.tile(np.concatenate([-positive[::-1], [0.0], positive]), (d, 1))
+    found = _ends(coarse, *_ask(session, coarse), coverage)
+    fine = np.linspace(found[:, 0], found[:, 1], LINEAR_BINS + 1, axis=1)
+    return _ends(fine, *_ask(session, fine), coverage)
+
+
+def _ask(session: Session, edges: Floats) -> tuple[Floats, float]:
+    bounds = {"bins": edges.shape[1] - 1}
+    replies = session.ask_all(HISTOGRAMS, bounds, edges=edges, share=0.5)
+    query = Histograms(edges)
+    parts = [query.read(noisy_of(reply, ("counts",))) for reply in replies.values()]
+    return np.sum([counts for counts, _ in parts], axis=0), math.hypot(*(s for _, s in parts))
+
+
+def _ends(edges: Floats, counts: Floats, sigma: float, coverage: float) -> Floats:
+    """Leave out bins from both ends while what they hold is little, or no more than noise."""
+    bins = counts.shape[1]
+    noise = 2 * sigma * np.sqrt(np.arange(1, bins + 1))
+    ends = np.empty((len(edges), 2))
+    for j, row in enumerate(counts):
+        allowed = np.maximum((1 - coverage) / 2 * max(row.sum(), 0.0), noise)
+        low = int(np.argmax(np.append(np.cumsum(row) > allowed, True)))
+        high = bins - int(np.argmax(np.append(np.cumsum(row[::-1]) > allowed, True)))
+        # Nothing but noise: say no more than was known before.
+        ends[j] = edges[j, [low, high]] if low < high else edges[j, [0, -1]]
+    return ends

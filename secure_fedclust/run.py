@@ -1,0 +1,209 @@
+"""A run over clients, from what the caller gave: their records, or an engine that reaches them."""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from secure_fedclust.engines import Engine, InProcessEngine
+from secure_fedclust.errors import ParameterError, PrivacyWarning
+from secure_fedclust.parameters import check_choice
+from secure_fedclust.privacy.accounting import compose, epsilon_of
+from secure_fedclust.privacy.ledger import Ledger
+from secure_fedclust.privacy.mechanism import SamplerName
+from secure_fedclust.privacy.release import Releases
+from secure_fedclust.privacy.spec import PrivacySpec
+from secure_fedclust.protocols.client import Client, PrivateClient
+from secure_fedclust.protocols.session import Session
+from secure_fedclust.records import Clients, check_clients
+
+Progress = Callable[[int, int], None]
+
+MANY_CLIPPED = 0.5
+"""A client is warned when this share of its records, or more, lies outside the public region."""
+
+
+@dataclass
+class Run:
+    """A session, and what only the caller's side knows.
+
+    Attributes
+    ----------
+    session : Session
+    records : Clients
+        Empty where an engine reaches the clients.
+    ledger : Ledger or None
+        None without differential privacy, and where clients keep their own.
+    sampler : {"secure", "fast"}
+    clipped, left_out : mappings of client to share and number of records
+        Computed from records without protection.
+    """
+
+    session: Session
+    records: Clients
+    ledger: Ledger | None = None
+    sampler: SamplerName = "secure"
+    clipped: Mapping[str, float] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+    def guarantee(self, unproved: str | None = None) -> str:
+        """What may be claimed about the run, in one sentence."""
+        spec = self.session.spec
+        if unproved is not None:
+            return f"NO DP CLAIM: {unproved}"
+        if spec.is_private and self.sampler == "fast":
+            return (
+                "NO DP CLAIM: noise from a generator that can be predicted (sampler='fast'), for "
+                f"experiments; sampler='secure' would give {spec.describe()}"
+            )
+        sentence = spec.describe()
+        if self.ledger is not None and self.ledger.path is None:
+            sentence += "; for this run alone, as no ledger was given"
+        return sentence
+
+    def spent(self) -> dict[str, float]:
+        """Epsilon that the run has cost each client, at the spec's delta: information, no claim.
+
+        Where clients keep their own ledgers it is what they were asked to spend.
+        """
+        spec = self.session.spec
+        if not spec.is_private:
+            return {}
+        if self.ledger is None:
+            limit = self.session.limit
+            mus = {
+                client: limit.mu * math.sqrt(share) for client, share in self.session.shares.items()
+            }
+        else:
+            run = self.session.run
+            mus = {
+                client: compose(
+                    row.charge.mu for row in self.ledger.rows(client) if row.charge.run == run
+                )
+                for client in self.session.clients
+            }
+        return {client: epsilon_of(spec.target()[1], mu) for client, mu in mus.items()}
+
+
+def open_run(
+    clients: Any,
+    *,
+    spec: PrivacySpec,
+    client_class: type[Client],
+    rng: np.random.Generator,
+    ledger: Ledger | str | Path | None = None,
+    sampler: SamplerName = "secure",
+    client_column: str | None = None,
+    person_column: str | None = None,
+    on_progress: Progress | None = None,
+    n_exchanges: int = 1,
+) -> Run:
+    """Check what the caller gave, and make it ready to be asked.
+
+    Parameters
+    ----------
+    clients : Engine, or records as `check_clients` takes them
+    spec : PrivacySpec
+    client_class : subclass of Client
+        Of `PrivateClient` where the spec has a guarantee.
+    rng : numpy.random.Generator
+    ledger : Ledger or path, optional
+        Where releases are charged; in memory, for this run alone, if not given.
+    sampler : {"secure", "fast"}
+    client_column, person_column : str, optional
+    on_progress : function, optional
+    n_exchanges : int
+        How many exchanges to expect, for the progress.
+    """
+    check_choice("sampler", sampler, ("secure", "fast"))
+    if spec.protection != "none":
+        raise ParameterError(
+            f"protection={spec.protection!r} is not available in this version: use 'none'"
+        )
+    if spec.unit == "client":
+        raise ParameterError(
+            "unit='client' is not available with protection='none': noise that hides a whole "
+            "client would leave nothing of its message; use unit='record'"
+        )
+    if isinstance(clients, Engine):
+        return Run(Session(clients, spec, spec.n_features), Clients({}), sampler=sampler)
+    records = check_clients(clients, client_column, person_column, allow_none=spec.is_private)
+    left_out: dict[str, int] = {}
+    if spec.records_per_person is not None:
+        records, left_out = records.limit_persons(spec.records_per_person)
+    children = rng.spawn(len(records))
+    members: dict[str, Client] = {}
+    book = None
+    if spec.is_private:
+        book = _open_ledger(ledger, spec)
+    for (name, X), child in zip(records.items(), children, strict=True):
+        if book is not None and issubclass(client_class, PrivateClient):
+            releases = Releases(name, spec, book, sampler)
+            members[name] = client_class(X, spec, child, releases)
+        else:
+            members[name] = client_class(X, spec, child)
+    done = 0
+
+    def count(_: str) -> None:
+        nonlocal done
+        done += 1
+        if on_progress is not None:
+            on_progress(done, len(records) * n_exchanges)
+
+    engine = InProcessEngine({name: c.handle for name, c in members.items()}, on_reply=count)
+    clipped = {n: c.share_clipped for n, c in members.items() if isinstance(c, PrivateClient)}
+    _warn_clipped(clipped)
+    session = Session(engine, spec, records.n_features)
+    return Run(session, records, book, sampler, clipped, left_out)
+
+
+def _open_ledger(ledger: Ledger | str | Path | None, spec: PrivacySpec) -> Ledger:
+    if isinstance(ledger, Ledger):
+        return ledger
+    if isinstance(ledger, str | Path):
+        return Ledger.open(ledger)
+    if ledger is not None:
+        raise ParameterError(f"ledger={ledger!r}: give a path, a Ledger or None")
+    epsilon, delta = spec.target()
+    return Ledger.create(
+        None, epsilon=epsilon, delta=delta, unit=spec.unit, adjacency=spec.adjacency
+    )
+
+
+def _warn_clipped(clipped: Mapping[str, float]) -> None:
+    for client, share in clipped.items():
+        if share >= MANY_CLIPPED:
+            warnings.warn(
+                f"{client}: {share:.0%} of the records lie outside the ranges or the bound and "
+                "were moved to their edge: check units, or widen them (this share is not private)",
+                PrivacyWarning,
+                stacklevel=4,
+            )
+
+
+def require_spec(privacy: Any) -> PrivacySpec:
+    """The spec given, which has no default."""
+    if isinstance(privacy, PrivacySpec):
+        return privacy
+    raise ParameterError(
+        f"privacy={privacy!r}: there is no default; pass PrivacySpec(epsilon=..., delta=..., "
+        "ranges=...), or PrivacySpec.none(reason=...) to run without differential privacy"
+    )
+
+
+def generator(random_state: Any) -> np.random.Generator:
+    """A generator that can have children."""
+    try:
+        rng = np.random.default_rng(random_state)
+        if isinstance(rng.bit_generator.seed_seq, np.random.SeedSequence):
+            return rng
+        return np.random.default_rng(rng.integers(2**63))
+    except (TypeError, ValueError) as error:
+        raise ParameterError(
+            f"random_state={random_state!r}: give a whole number of at least 0, a numpy "
+            "Generator or None"
+        ) from error
