@@ -146,9 +146,13 @@ class Limit:
         )
 
     def group_epsilon(self, size: int) -> float:
-        """Epsilon for a group of so many records at one client, at the same delta."""
+        """Epsilon for a group of so many records at one client, at the same delta.
+
+        Infinity beyond `MAX_EPSILON`: larger ones are not proved, and would protect nobody.
+        """
         delta = self.delta * (1 - _SLACK_SHARE) * math.exp(-self.slack)
-        return epsilon_of(delta, size * self.mu) + 2 * self.slack
+        epsilon = epsilon_of(delta, size * self.mu) + 2 * self.slack
+        return epsilon if epsilon <= MAX_EPSILON else math.inf
 
 
 def classical_sigma(epsilon: float, delta: float) -> float:

@@ -357,7 +357,7 @@ class Ledger:
                 of_client, of_run = (row.charge.client,), (row.charge.client, row.charge.run)
                 for key, stated in ((of_client, row.client_totals), (of_run, row.run_totals)):
                     totals[key] = totals.get(key, Totals()).plus(row.charge)
-                    if False:
+                    if stated != totals[key]:
                         raise self._broken(number, "its totals are not those of the rows so far")
                 if not self.limit.allows(*row.client_totals):
                     raise self._broken(number, "it exceeds the lifetime budget")

@@ -25,6 +25,8 @@ visible."""
 LARGEST_RADIUS = 1 << 31
 """Grid steps in a radius, at most: exact squared lengths then fit into 64 bits."""
 
+_HUGE = 2.0**100
+
 SamplerName = Literal["secure", "fast"]
 
 
@@ -127,6 +129,8 @@ def clip_rows(rows: Floats, radius: int) -> Ints:
     """
     if not 0 < radius <= LARGEST_RADIUS:
         raise ParameterError(f"radius={radius}: give 1 to {LARGEST_RADIUS} grid steps")
+    # Whatever could not be computed counts for nothing, and squares must not overflow.
+    rows = np.clip(np.nan_to_num(rows), -_HUGE, _HUGE)
     length = np.sqrt(squared_lengths(rows))
     shrink = np.minimum(1.0, radius / np.maximum(length, 1.0))
     clipped = np.trunc(rows * shrink[:, None]).astype(np.int64)

@@ -396,7 +396,7 @@ class Cost(_Grid):
             stop = start + _BLOCK
             distances = cdist(X[start:stop] * self.scale, centers, "sqeuclidean")
             squared[start:stop] = distances.min(axis=1)
-        steps = np.trunc(np.minimum(np.ldexp(squared, -exponent), cap) - cap / 2)
+        steps = np.trunc(np.fmin(np.ldexp(squared, -exponent), cap) - cap / 2)
         fields = {
             "cost": np.array([steps.astype(np.int64).sum()]),
             "count": np.array([count_weight * len(X)]),
@@ -450,7 +450,7 @@ def responsibilities(X: Floats, centers: Floats) -> Ints:
         total += column
     # A little less than the true share, lest rounding make the shares of a record exceed one.
     shares = np.floor(logits / total[:, None] * (2**_SHARE_BITS * (1 - 1e-12)))
-    return np.asarray(shares, dtype=np.int64)
+    return np.asarray(np.nan_to_num(shares), dtype=np.int64)
 
 
 def _held(totals: Any) -> Ints:

@@ -83,7 +83,7 @@ def synopsis(
         raise ParameterError(
             f"square_weight={square_weight}: give at most 1 / radius = {1 / radius:g}"
         )
-    one = math.sqrt(count_weight**2 + radius**2 + (square_weight * radius**2 / 2) ** 2)
+    one = math.hypot(count_weight, radius, square_weight * radius * radius / 2)
     value = {"add_remove": one, "replace_one": max(2 * radius, math.sqrt(2) * one)}
     return _sensitivity(
         "synopsis",
@@ -106,13 +106,12 @@ def moments(
 
     The matrix is released as its upper triangle, with what is off the diagonal times sqrt(2).
     """
-    one = math.sqrt(count_weight**2 + (sum_weight * bound) ** 2 + (square_weight * bound**2) ** 2)
+    one = math.hypot(count_weight, sum_weight * bound, square_weight * bound * bound)
     two = 2 * sum_weight * bound
-    if square_weight > 0 and (steepness := sum_weight**2 / (2 * square_weight**2)) < bound**2:
-        two = math.sqrt(
-            2 * (sum_weight * bound) ** 2
-            + 2 * (square_weight * bound**2) ** 2
-            + 2 * (square_weight * steepness) ** 2
+    if sum_weight < math.sqrt(2) * square_weight * bound:
+        steepness = (sum_weight / square_weight) ** 2 / 2
+        two = math.sqrt(2) * math.hypot(
+            sum_weight * bound, square_weight * bound * bound, square_weight * steepness
         )
     return _sensitivity(
         "moments",

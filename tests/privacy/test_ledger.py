@@ -183,6 +183,15 @@ def test_a_batch_is_charged_whole_or_not_at_all(fresh):
         fresh.charge([0.1])
 
 
+def test_a_refused_batch_of_several_runs_is_forgotten_entirely(fresh):
+    fresh.charge(make_charge(0.1))
+    with pytest.raises(BudgetExceeded):
+        fresh.charge([make_charge(0.1), make_charge(0.1, run="run 2"), make_charge(0.25)])
+    fresh.charge([make_charge(0.1), make_charge(0.1, run="run 2")])
+    assert fresh.spent("oslo") == pytest.approx(0.1 * math.sqrt(3))
+    fresh.verify()
+
+
 def test_slack_and_numbers_released_are_limited_too(fresh):
     with pytest.raises(BudgetExceeded, match=r"slack.*asked 0.1, limit 0.0001.*finer grid"):
         fresh.charge(make_charge(slack=0.1))

@@ -12,7 +12,7 @@ from scipy import stats
 from secure_fedclust.errors import ParameterError
 from secure_fedclust.privacy.accounting import MIN_NOISE, slack_of
 from secure_fedclust.privacy.mechanism import (
-    FINE,
+    FINE_BITS,
     LARGEST_RADIUS,
     Bounded,
     Noisy,
@@ -169,7 +169,7 @@ def test_noise_too_fine_for_the_grid_is_refused(mu):
 def test_the_grid_is_fine_enough_and_not_much_finer(sensitivity, mu):
     exponent = exponent_for(sensitivity, mu)
     steps = math.ldexp(sensitivity, -exponent)
-    room = min(steps / FINE, steps / mu / MIN_NOISE)
+    room = min(steps / 2**FINE_BITS, steps / mu / MIN_NOISE)
     assert 1 - 1e-12 <= room < 2 + 1e-12
 
 
