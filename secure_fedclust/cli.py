@@ -22,12 +22,14 @@ from secure_fedclust.errors import (
     FederationWarning,
     LedgerError,
     ParameterError,
+    PrivacyWarning,
     ProtocolError,
     SecureFedClustError,
 )
 
 if TYPE_CHECKING:
     from secure_fedclust.arrays import Ints
+    from secure_fedclust.base import FederatedClusterer
     from secure_fedclust.privacy.ledger import Anchor, Ledger
 
 EXIT_CODES: dict[type[SecureFedClustError], int] = {
@@ -45,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     code = 0
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", FederationWarning)
+        warnings.simplefilter("always", PrivacyWarning)
         try:
             arguments.command(arguments)
         except SecureFedClustError as error:
@@ -66,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     output.add_argument("--json", action="store_true", help="print the table as JSON")
 
     demo = commands.add_parser(
-        "demo", parents=[output], help="run every system on generated data and draw what they find"
+        "demo",
+        parents=[output],
+        help="run every system on generated data, with and without privacy, and draw it",
     )
     demo.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for results")
     demo.set_defaults(command=_demo)
@@ -81,6 +86,17 @@ def _parser() -> argparse.ArgumentParser:
         help="also write every record's label, which is not private, to DIR/labels",
     )
     run.set_defaults(command=_run)
+
+    plan = commands.add_parser(
+        "plan",
+        parents=[output],
+        help="say what a private run would release, and whether it can work, without any data",
+    )
+    plan.add_argument("config", type=Path, metavar="CONFIG.toml")
+    plan.add_argument("--clients", type=int, metavar="N", help="number of clients")
+    plan.add_argument("--features", type=int, metavar="N", help="number of features")
+    plan.add_argument("--records", type=int, metavar="N", help="about how many a client holds")
+    plan.set_defaults(command=_plan)
     _add_ledger(commands)
     return parser
 
@@ -141,7 +157,7 @@ def _demo(arguments: argparse.Namespace) -> None:
         rows = run_demo(arguments.out, bar.show)
     _print_rows(rows, arguments)
     if not arguments.quiet and not arguments.json:
-        print("NO DP CLAIM: the demo protects nothing.")
+        print("epsilon protects each record, at delta 1e-05; none: NO DP CLAIM.")
         print(f"Picture: {arguments.out / 'demo.png'}   results: {arguments.out}/*.json")
 
 
@@ -157,6 +173,8 @@ def _run(arguments: argparse.Namespace) -> None:
         _make_folder(arguments.out)
     config = RunConfig.read(arguments.config, arguments.data_dir)
     model = config.estimator
+    if arguments.out is not None:
+        _give_ledger(model, arguments.out / "ledger.sqlite")
     name = type(model).__name__
     with _ProgressBar(arguments.quiet) as bar:
         model.fit(config.clients, on_progress=lambda done, total: bar.show(name, done, total))
@@ -308,6 +326,53 @@ def _anchors_of(path: Path, clients: Sequence[str] | None) -> "list[Anchor]":
         if client not in found:
             raise ParameterError(f"--client {client}: {path} has no anchor of that name")
     return [found[client] for client in clients or found]
+
+
+def _give_ledger(model: "FederatedClusterer", path: Path) -> None:
+    """Charge a private run without a ledger of its own to one in the run's folder.
+
+    The folder's budget is the run's: a second run into it is refused.
+    """
+    from secure_fedclust.privacy.ledger import Ledger
+
+    spec = model.privacy
+    if spec is None or not spec.is_private or model.ledger is not None:
+        return
+    if not path.exists():
+        epsilon, delta = spec.target()
+        Ledger.create(
+            path, epsilon=epsilon, delta=delta, unit=spec.unit, adjacency=spec.adjacency
+        ).close()
+    model.set_params(ledger=str(path))
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    from secure_fedclust.config import PlanConfig
+
+    config = PlanConfig.read(arguments.config)
+    spec = config.estimator.privacy
+    if spec is None or not spec.is_private:
+        raise ParameterError(f"{arguments.config} describes a run without differential privacy")
+    plan = spec.plan(
+        config.estimator,
+        n_clients=_known("clients", arguments.clients, config.n_clients),
+        n_features=_known("features", arguments.features, config.n_features),
+        n_records=arguments.records,
+    )
+    if arguments.json:
+        print(json.dumps(plan.to_dict(), indent=1))
+        return
+    print(plan.guarantee)
+    _print_rows(plan.rows(), arguments)
+    for line in plan.notes():
+        print(line)
+
+
+def _known(name: str, given: int | None, read: int | None) -> int:
+    number = read if given is None else given
+    if number is None:
+        raise ParameterError(f"the file does not say how many {name} there are: give --{name} N")
+    return number
 
 
 def _make_folder(path: Path) -> None:

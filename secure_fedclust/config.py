@@ -49,34 +49,87 @@ class RunConfig:
     @classmethod
     def read(cls, path: str | Path, data_dir: str | Path | None = None) -> Self:
         """Read a file, its data included, or raise an error that names what to change."""
-        path = Path(path)
-        try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ParameterError(f"{path} cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise ParameterError(f"{path} is not valid TOML: {error}") from error
-        _refuse_unknown(content, {"algorithm", "parameters", "privacy", "data"}, str(path))
-        estimator = _estimator(content)
-        clients, truth = _data(_table(content, "data"), path.parent, data_dir)
+        content = _read(Path(path))
+        estimator = _estimator(content, Path(path).parent)
+        clients, truth = _data(_table(content, "data"), Path(path).parent, data_dir)
         return cls(estimator, clients, truth)
 
 
-def _estimator(content: Mapping[str, Any]) -> FederatedClusterer:
+@dataclass(frozen=True)
+class PlanConfig:
+    """A private run as a file describes it, without its data.
+
+    Attributes
+    ----------
+    estimator : FederatedClusterer
+    n_clients, n_features : int or None
+        Where the file says so.
+    """
+
+    estimator: FederatedClusterer
+    n_clients: int | None
+    n_features: int | None
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read a file without touching the data that it names."""
+        content = _read(Path(path))
+        estimator = _estimator(content, Path(path).parent)
+        data = _table(content, "data") if "data" in content else {}
+        n_clients = None
+        if isinstance(data.get("source"), list):
+            n_clients = len(data["source"])
+        elif "benchmark" in data:
+            n_clients = data.get("n_clients", N_CLIENTS)
+        n_features = None if estimator.privacy is None else estimator.privacy.n_features
+        if n_features is None and isinstance(data.get("columns"), list):
+            n_features = len(data["columns"])
+        return cls(estimator, n_clients, n_features)
+
+
+N_CLIENTS = 10
+"""Clients that a benchmark set is divided among, unless the file says otherwise."""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ParameterError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ParameterError(f"{path} is not valid TOML: {error}") from error
+    known = {"algorithm", "parameters", "privacy", "data", "ledger"}
+    _refuse_unknown(content, known, str(path))
+    return content
+
+
+def _estimator(content: Mapping[str, Any], folder: Path) -> FederatedClusterer:
     name = content.get("algorithm")
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise ParameterError(f"algorithm = {name!r}: give one of {', '.join(ALGORITHMS)}")
-    privacy = content.get("privacy")
-    if not isinstance(privacy, dict) or set(privacy) != {"none"} or not privacy["none"]:
-        raise ParameterError(
-            '[privacy] must say none = "why this run needs no differential privacy"; '
-            "this version has no private protocols"
-        )
     parameters = _table(content, "parameters") if "parameters" in content else {}
-    estimator = ALGORITHMS[name](privacy=PrivacySpec.none(reason=privacy["none"]))
-    _refuse_unknown(parameters, set(estimator.get_params()) - {"privacy"}, "[parameters]")
+    estimator = ALGORITHMS[name](privacy=_privacy(content.get("privacy")))
+    known = set(estimator.get_params()) - {"privacy", "ledger"}
+    _refuse_unknown(parameters, known, "[parameters]")
     estimator.set_params(**parameters)
+    if "ledger" in content:
+        if not isinstance(content["ledger"], str):
+            raise ParameterError(f"ledger = {content['ledger']!r}: give the path of a ledger")
+        estimator.set_params(ledger=str(folder / content["ledger"]))
     return estimator
+
+
+def _privacy(table: Any) -> PrivacySpec:
+    if not isinstance(table, dict) or not table:
+        raise ParameterError(
+            "the file needs a table [privacy] with epsilon, delta and ranges or bound, or with "
+            'none = "why this run needs no differential privacy"'
+        )
+    if "none" in table:
+        _refuse_unknown(table, {"none", "protection"}, '[privacy] with none = "..."')
+        protection = table.get("protection", "none")
+        return PrivacySpec.none(reason=table["none"], protection=protection)
+    return PrivacySpec.from_dict(table)
 
 
 def _data(
@@ -87,18 +140,22 @@ def _data(
             f"[data] needs either source or benchmark; it has {', '.join(table) or 'nothing'}"
         )
     if "source" in table:
-        _refuse_unknown(table, {"source", "client_column", "columns"}, "[data]")
+        known = {"source", "client_column", "person_column", "columns"}
+        _refuse_unknown(table, known, "[data]")
         names = _texts(table, "source")
         paths = [folder / name for name in names]
         columns = _texts(table, "columns") if "columns" in table else None
         source = paths if isinstance(table["source"], list) else paths[0]
-        return datasets.read_clients(source, table.get("client_column"), columns), None
+        clients = datasets.read_clients(
+            source, table.get("client_column"), columns, table.get("person_column")
+        )
+        return clients, None
     arguments = dict(table)
     benchmark = datasets.load_benchmark(arguments.pop("benchmark"), data_dir)
     name = arguments.pop("partition", "iid")
     if not isinstance(name, str) or name not in PARTITIONS:
         raise ParameterError(f"partition = {name!r}: give one of {', '.join(PARTITIONS)}")
-    arguments = {"n_clients": 10, "seed": 0} | arguments
+    arguments = {"n_clients": N_CLIENTS, "seed": 0} | arguments
     n_clients = arguments.pop("n_clients")
     try:
         parts = PARTITIONS[name](benchmark.X, benchmark.y, n_clients, **arguments)

@@ -1,4 +1,4 @@
-"""A first look: every system on the same small federation, as a table and a picture."""
+"""A first look: every system on one small federation, with and without privacy, in a picture."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +19,9 @@ from secure_fedclust.privacy.spec import PrivacySpec
 N_CLUSTERS = 8
 N_LOCAL = 5
 N_CLIENTS = 5
+N_RECORDS = 6000
+EPSILONS = (None, 8.0, 2.0, 1.0)
+DELTA = 1e-5
 
 
 @dataclass(frozen=True)
@@ -28,15 +31,18 @@ class Federation:
     clients: dict[str, Floats]
     truth: Ints
     centers: Floats
+    reach: float
+    """No value is farther from zero: known beforehand."""
 
 
 def make_federation(seed: int = 7) -> Federation:
     """Five clients, each with five of eight round clusters."""
-    X, y, centers = rmin_blobs(2000, 2, N_CLUSTERS, 5.0, seed=seed)
+    X, y, centers = rmin_blobs(N_RECORDS, 2, N_CLUSTERS, 5.0, seed=seed)
     parts = cluster_subset_partition(X, y, N_CLIENTS, n_local_clusters=N_LOCAL, seed=seed)
     names = ("Aachen", "Bergen", "Como", "Delft", "Essen")
     clients = {name: X[part] for name, part in zip(names, parts, strict=True)}
-    return Federation(clients, np.concatenate([y[part] for part in parts]), centers)
+    truth = np.concatenate([y[part] for part in parts])
+    return Federation(clients, truth, centers, float(np.ceil(np.abs(X).max())))
 
 
 def models() -> list[tuple[FederatedClusterer, float]]:
@@ -45,70 +51,101 @@ def models() -> list[tuple[FederatedClusterer, float]]:
     FedGEM's clusters have a standard deviation of one, as they do here; GOLD wants features that
     have one themselves.
     """
-    common: dict[str, Any] = {
-        "privacy": PrivacySpec.none(reason="demo on generated data"),
-        "random_state": 0,
-    }
     return [
-        (FKM(N_CLUSTERS, **common), 1.0),
-        (KFed(N_CLUSTERS, n_local_clusters=N_LOCAL, **common), 1.0),
-        (FeCA(N_CLUSTERS, **common), 1.0),
-        (FedGEM(N_LOCAL, **common), 1.0),
-        (GOLD(N_CLUSTERS, **common), 1 / 6),
+        (FKM(N_CLUSTERS), 1.0),
+        (KFed(N_CLUSTERS, n_local_clusters=N_LOCAL), 1.0),
+        (FeCA(N_CLUSTERS), 1.0),
+        (FedGEM(N_LOCAL), 1.0),
+        (GOLD(N_CLUSTERS), 1 / 6),
     ]
+
+
+def spec_for(epsilon: float | None, reach: float) -> PrivacySpec:
+    """The promise of one row of the picture."""
+    if epsilon is None:
+        return PrivacySpec.none(reason="demo on generated data")
+    size = N_RECORDS // N_CLIENTS
+    return PrivacySpec(epsilon=epsilon, delta=DELTA, ranges=[(-reach, reach)] * 2, public_size=size)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One fitted model, with its features back in the federation's scale."""
+
+    name: str
+    epsilon: float | None
+    centers: Floats
+    labels: Ints
+    score: float
 
 
 def run_demo(out: Path, on_progress: Callable[[str, int, int], None]) -> list[dict[str, Any]]:
     """Fit every system, write results and the picture to a folder that exists, return the table."""
     federation = make_federation()
-    fitted = models()
-    rows = []
-    for model, scale in fitted:
-        name = type(model).__name__
-        model.fit(
-            {client: scale * X for client, X in federation.clients.items()},
-            on_progress=partial(on_progress, name),
-        )
-        model.result_.save(out / f"{name}.json")
-        up = sum(exchange.bytes_up for exchange in model.result_.history)
-        rows.append(
-            {
-                "system": name,
-                "clusters": model.n_clusters_,
-                "ARI": adjusted_rand(federation.truth, np.concatenate(model.labels_)),
-                "exchanges": len(model.result_.history),
-                "KB sent by a client": up / 1000 / N_CLIENTS,
-                "seconds": model.result_.seconds,
-                "guarantee": "NO DP CLAIM",
-            }
-        )
-    figure = draw(federation, fitted)
+    rows, panels = [], []
+    for epsilon in EPSILONS:
+        for model, scale in models():
+            name = type(model).__name__
+            model.set_params(privacy=spec_for(epsilon, scale * federation.reach), random_state=0)
+            model.fit(
+                {client: scale * X for client, X in federation.clients.items()},
+                on_progress=partial(on_progress, name),
+            )
+            ending = "none" if epsilon is None else f"epsilon{epsilon:g}"
+            model.result_.save(out / f"{name}-{ending}.json")
+            labels = np.concatenate(model.labels_)
+            score = adjusted_rand(federation.truth, labels)
+            panels.append(Panel(name, epsilon, model.cluster_centers_ / scale, labels, score))
+            rows.append(_row(model, epsilon, score))
+    figure = draw(federation, panels)
     for ending in ("png", "svg"):
-        figure.savefig(out / f"demo.{ending}", dpi=150)
+        figure.savefig(out / f"demo.{ending}", dpi=110)
     plt.close(figure)
     return rows
 
 
-def draw(federation: Federation, fitted: list[tuple[FederatedClusterer, float]]) -> Any:
-    """Who holds what, and what each system made of it."""
-    figure, axes = plt.subplots(2, 3, figsize=(12, 8), layout="constrained")
-    first, *others = axes.flat
-    for name, X in federation.clients.items():
-        first.scatter(*X.T, s=4, alpha=0.6, label=name, rasterized=True)
-    first.set_title(f"{N_CLIENTS} clients with {N_LOCAL} of {N_CLUSTERS} clusters each")
-    first.legend(markerscale=4, fontsize=8, loc="lower right")
+def _row(model: FederatedClusterer, epsilon: float | None, score: float) -> dict[str, Any]:
+    result = model.result_
+    up = sum(exchange.bytes_up for exchange in result.history)
+    return {
+        "system": result.algorithm,
+        "epsilon": "none" if epsilon is None else f"{epsilon:g}",
+        "clusters": result.n_clusters,
+        "ARI": score,
+        "exchanges": len(result.history),
+        "KB sent by a client": up / 1000 / N_CLIENTS,
+        "seconds": result.seconds,
+    }
+
+
+def draw(federation: Federation, panels: list[Panel]) -> Any:
+    """What each system made of the federation, one row for each epsilon."""
+    columns = len(panels) // len(EPSILONS)
+    figure, axes = plt.subplots(
+        len(EPSILONS),
+        columns,
+        figsize=(2.7 * columns, 2.6 * len(EPSILONS)),
+        sharex=True,
+        sharey=True,
+        layout="constrained",
+    )
     pooled = np.concatenate(list(federation.clients.values()))
-    for axis, (model, scale) in zip(others, fitted, strict=True):
-        labels = np.concatenate(model.labels_)
-        colors = plt.get_cmap("tab10")(labels % 10)
-        axis.scatter(*pooled.T, c=colors, s=3, alpha=0.5, rasterized=True)
+    for axis, panel in zip(axes.flat, panels, strict=True):
+        colors = plt.get_cmap("tab10")(panel.labels % 10)
+        axis.scatter(*pooled.T, c=colors, s=2, alpha=0.4, linewidths=0, rasterized=True)
         axis.scatter(
-            *federation.centers.T, marker="o", s=130, facecolors="none", edgecolors="black"
+            *federation.centers.T, marker="o", s=110, facecolors="none", edgecolors="black"
         )
-        axis.scatter(*(model.cluster_centers_.T / scale), marker="x", s=60, c="black", linewidths=2)
-        score = adjusted_rand(federation.truth, labels)
-        axis.set_title(f"{type(model).__name__}: {model.n_clusters_} clusters, ARI {score:.2f}")
-    for axis in axes.flat:
+        axis.scatter(*panel.centers.T, marker="x", s=45, c="black", linewidths=1.8)
+        text = f"{panel.name}: {len(panel.centers)} clusters, ARI {panel.score:.2f}"
+        axis.set_title(text, fontsize=9)
         axis.set(xticks=[], yticks=[], aspect="equal")
-    figure.suptitle("crosses: centres found    circles: true centres    NO DP CLAIM", fontsize=10)
+    for row, epsilon in zip(axes, EPSILONS, strict=True):
+        label = "no privacy\nNO DP CLAIM" if epsilon is None else f"epsilon {epsilon:g}"
+        row[0].set_ylabel(label, fontsize=11)
+    figure.suptitle(
+        f"{N_CLIENTS} clients with {N_LOCAL} of {N_CLUSTERS} clusters each; crosses: centres found,"
+        f" circles: true centres; epsilon protects each record, at delta {DELTA:g}",
+        fontsize=10,
+    )
     return figure

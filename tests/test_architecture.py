@@ -18,6 +18,10 @@ ALLOWED = {
     "result": LEAVES,
     "metrics": LEAVES | {"records"},
     "protocols": LEAVES | {"algorithms", "privacy", "engines", "result"},
+    "run": LEAVES | {"privacy", "protocols", "engines", "records"},
+    "released": LEAVES | {"algorithms", "privacy", "protocols", "records", "run"},
+    "base": LEAVES | {"algorithms", "privacy", "protocols", "records", "result", "released", "run"},
+    "estimators": LEAVES | {"privacy", "protocols", "base"},
 }
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from secure_fedclust.privacy.accounting import Limit, epsilon_of
 
@@ -116,7 +117,7 @@ class Plan:
         """Sent by one client, about."""
         return (8 * self.draws + _REPLY_OVERHEAD * self.exchanges) / 1000
 
-    def rows(self) -> list[dict[str, float | str]]:
+    def rows(self) -> list[dict[str, Any]]:
         """One row for each kind of release, for printing."""
         return [
             {
@@ -130,20 +131,38 @@ class Plan:
             for release in self.releases
         ]
 
-    def __str__(self) -> str:
-        lines = [self.guarantee, ""]
-        for row in self.rows():
-            lines.append(
-                "  ".join(
-                    f"{name}: {value:.3g}" if isinstance(value, float) else f"{name}: {value}"
-                    for name, value in row.items()
-                )
-            )
-        lines += [
-            "",
-            f"total mu {self.limit.mu:.4g}; {self.exchanges} exchanges, about "
-            f"{self.kilobytes_up:.3g} KB from each of {self.n_clients} clients, "
-            f"{self.n_clients * self.draws / _DRAWS_PER_SECOND:.2g} s of secure sampling in all",
-            "feasibility: " + str(self.feasibility or "unknown without a public size"),
+    def notes(self) -> list[str]:
+        """What there is to say besides the rows."""
+        seconds = self.n_clients * self.draws / _DRAWS_PER_SECOND
+        return [
+            f"total mu {self.limit.mu:.4g}; {self.exchanges} releases, about "
+            f"{self.kilobytes_up:.3g} KB from each of {self.n_clients} clients, about "
+            f"{seconds:.1g} s of secure sampling in all",
+            "feasibility: " + str(self.feasibility or "unknown; say how many records there are"),
         ]
-        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        feasibility = None
+        if self.feasibility is not None:
+            feasibility = {**vars(self.feasibility), "verdict": self.feasibility.verdict}
+        return {
+            "guarantee": self.guarantee,
+            "mu": self.limit.mu,
+            "clients": self.n_clients,
+            "releases": self.rows(),
+            "kilobytes_up": self.kilobytes_up,
+            "feasibility": feasibility,
+        }
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        cells = [list(rows[0])] + [
+            [f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows
+        ]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        table = [
+            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+            for line in cells
+        ]
+        return "\n".join([self.guarantee, *table, *self.notes()])

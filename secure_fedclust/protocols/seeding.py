@@ -10,6 +10,7 @@ Both need only sums over clients. All messages are answers to two questions: `MO
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ GRID_FEATURES = 2
 
 MOST_CELLS = 4096
 FEWEST_CELLS = 64
+MOST_ROUND_CELLS = 400
 
 N_SYNTHETIC = 4000
 """Points drawn from the Gaussian that has the released moments."""
@@ -91,7 +93,7 @@ def planned(recipe: Recipe, n_clusters: int, domain: Domain) -> list[PlannedRele
     d = domain.n_features
     releases = []
     if recipe.seed == "grid":
-        cells = len(grid_partition(domain, recipe.n_seeds)[0])
+        cells = len(public_partition(domain, recipe.n_seeds)[0])
         releases.append(PlannedRelease(CELLS.name, 1, recipe.seed_shares[0], cells * (d + 1)))
     elif recipe.seed == "moments":
         releases.append(PlannedRelease(MOMENTS.name, 1, recipe.seed_shares[0], moments_size(d)))
@@ -125,17 +127,34 @@ def n_cells(n_records: float | None, n_clusters: int, mu: float) -> int:
     return round(min(max(wanted, FEWEST_CELLS), MOST_CELLS))
 
 
-def grid_partition(domain: Domain, cells: int) -> tuple[Floats, float]:
-    """Centres of the squares of a public grid, about so many, and the radius that covers one."""
-    reach = 1.0 if domain.box else domain.bound
-    d = domain.n_features
+def public_partition(domain: Domain, cells: int) -> tuple[Floats, float]:
+    """Centres of about so many cells that divide the region, and how far records count in one.
+
+    Up to a few hundred cells are those of k-means on points spread evenly over the region, which
+    are rounder than squares; above that, squares.
+    """
+    d, reach = domain.n_features, 1.0 if domain.box else domain.bound
+    if cells <= MOST_ROUND_CELLS:
+        return _round_cells(d, domain.box, cells)
     per_side = max(2, round(cells ** (1 / d)))
     ticks = reach * ((np.arange(per_side) + 0.5) / per_side * 2 - 1)
     centers = np.stack(np.meshgrid(*[ticks] * d, indexing="ij"), axis=-1).reshape(-1, d)
     radius = reach / per_side * math.sqrt(d)
     if not domain.box:
         centers = centers[np.linalg.norm(centers, axis=1) <= domain.bound + radius]
-    return centers, radius
+    return centers, 0.9 * radius
+
+
+@cache
+def _round_cells(d: int, box: bool, cells: int) -> tuple[Floats, float]:
+    rng = np.random.default_rng(0)  # public: everybody may know the partition
+    reach = 1.0 if box else math.sqrt(d)
+    points = rng.uniform(-reach, reach, (40 * cells, d))
+    if not box:
+        points = points[np.linalg.norm(points, axis=1) <= reach]
+    centers, labels = kmeans(points, cells, rng)
+    distances = np.linalg.norm(points - centers[labels], axis=1)
+    return centers, float(np.quantile(distances, 0.98))
 
 
 def public_spread(domain: Domain, n_clusters: int, rng: np.random.Generator) -> Floats:
@@ -191,7 +210,7 @@ def private_seeds(
     if recipe.seed == "public":
         return public_spread(domain, n_clusters, rng)
     if recipe.seed == "grid":
-        centers, radius = grid_partition(domain, recipe.n_seeds)
+        centers, radius = public_partition(domain, recipe.n_seeds)
         cells = ask_cells(session, CellSums(centers, radius, 1.0), recipe.seed_shares[0])
     else:
         mean, covariance = ask_moments(session, recipe.seed_shares[0])

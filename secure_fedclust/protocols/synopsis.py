@@ -35,9 +35,9 @@ from secure_fedclust.protocols.seeding import (
     MOMENTS,
     SeedingClient,
     gaussian_spread,
-    grid_partition,
     moments_size,
     n_cells,
+    public_partition,
     round_count_weight,
 )
 from secure_fedclust.protocols.session import Session
@@ -47,7 +47,7 @@ MICRO_FACTOR = 4
 
 MOMENTS_SHARE = 0.2
 RADIUS_FACTOR = 1.2
-SQUARE_WEIGHT = 0.5
+SQUARE_WEIGHT = 0.25
 MAX_ROUNDS = 100
 
 MICRO = private_stage(
@@ -156,7 +156,7 @@ def collect(
     """
     domain = session.domain
     if domain.n_features <= GRID_FEATURES:
-        centers, radius = grid_partition(domain, cells)
+        centers, radius = public_partition(domain, cells)
         query = CellSums(centers, radius, 1.0, SQUARE_WEIGHT)
         found = ask_each(session, query, share)
         return Synopsis(found, dict.fromkeys(found, radius), domain, shared=True)
@@ -188,7 +188,7 @@ def planned(
     """The releases of a synopsis."""
     d = domain.n_features
     if d <= GRID_FEATURES:
-        n = len(grid_partition(domain, cells)[0])
+        n = len(public_partition(domain, cells)[0])
         return [PlannedRelease(CELLS.name, 1, share, n * (d + 2))]
     n_micro = MICRO_FACTOR * n_clusters
     releases = [PlannedRelease(f"{MICRO.name}: moments", 1, MOMENTS_SHARE * share, moments_size(d))]
