@@ -3,9 +3,9 @@
     python benchmarks/utility.py [--data-dir DIR] [--seeds 10] [--only one_shot,systems,fedgem,sets]
                                  [--sampler secure] [--check]
 
-Records are at ten clients unless said, add/remove adjacency, delta 1e-5 unless said, ranges those of
-the whole data set, as if they were public. Figures are means and standard deviations over seeds of
-partition, algorithm and noise; noise itself is never seeded, so they differ a little from run to run.
+Records are at ten clients unless said, adjacency is add/remove, delta 1e-5 unless said, and ranges
+are those of the whole data set, as if they were public. Figures are means and standard deviations
+over seeds of partition and algorithm; noise is never seeded, so they differ from run to run.
 """
 
 import argparse

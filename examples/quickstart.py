@@ -1,21 +1,25 @@
-"""Three hospitals cluster their records together without pooling them."""
+"""Three hospitals cluster their records together, without pooling or exposing them."""
 
 import numpy as np
 
 from secure_fedclust import FKM, PrivacySpec
 
 rng = np.random.default_rng(0)
-aachen = rng.normal([[35, 22]] * 80 + [[60, 31]] * 80, [4, 1.5])  # age, body mass index
-bergen = rng.normal([[60, 31]] * 90 + [[75, 24]] * 70, [4, 1.5])
-como = rng.normal([[75, 24]] * 60 + [[35, 22]] * 50, [4, 1.5])
+aachen = rng.normal([[35, 22]] * 500 + [[60, 31]] * 500, [4, 1.5])  # age, body mass index
+bergen = rng.normal([[60, 31]] * 500 + [[75, 24]] * 500, [4, 1.5])
+como = rng.normal([[75, 24]] * 500 + [[35, 22]] * 500, [4, 1.5])
 
-model = FKM(n_clusters=3, privacy=PrivacySpec.none(reason="made-up records"), random_state=0)
+spec = PrivacySpec(epsilon=1.0, delta=1e-5, ranges=[(0, 110), (10, 60)], public_size=1000)
+print(spec.plan(FKM(n_clusters=3), n_clients=3, n_features=2))
+
+model = FKM(n_clusters=3, privacy=spec, random_state=0)
 model.fit({"Aachen": aachen, "Bergen": bergen, "Como": como})
 
+print()
 print(model.guarantee_)
 print("centres (age, body mass index):")
 print(model.cluster_centers_.round(1))
-for client, labels in model.result_.nonprivate.labels.items():
-    print(f"{client}: records per cluster {np.bincount(labels, minlength=3).tolist()}")
-for stage, (down, up) in model.result_.bytes_per_stage().items():
-    print(f"{stage}: {down} bytes to the clients, {up} bytes back")
+print("epsilon spent:", {client: round(e, 3) for client, e in model.privacy_spent_.items()})
+for row in model.ledger_.rows("Aachen"):
+    charge = row.charge
+    print(f"row {row.number}: {charge.message}, {charge.formula}, mu {charge.mu:.3f}")

@@ -143,6 +143,7 @@ def open_run(
     for (name, X), child in zip(records.items(), children, strict=True):
         if book is not None and issubclass(client_class, PrivateClient):
             releases = Releases(name, spec, book, sampler)
+            releases.require_room()
             members[name] = client_class(X, spec, child, releases)
         else:
             members[name] = client_class(X, spec, child)

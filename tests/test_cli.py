@@ -74,8 +74,12 @@ def test_scripts_get_json_or_nothing(config, capsys):
         (('"FKM"', '"KMeans"'), 2, "algorithm = 'KMeans': give one of FKM, KFed"),
         (("n_clusters = 2", "n_clusters = 0"), 2, "n_clusters=0"),
         (("n_clusters = 2", "clusters = 2"), 2, "unknown clusters; there are"),
-        (('none = "test"', "epsilon = 1.0"), 2, "[privacy] must say none"),
-        (('none = "test"', 'none = ""'), 2, "[privacy] must say none"),
+        (('none = "test"', "epsilon = 1.0"), 2, "delta is missing"),
+        (('none = "test"', 'none = ""'), 2, "needs a reason"),
+        (('none = "test"', 'none = "test"\nepsilon = 1.0'), 2, "unknown epsilon"),
+        (('none = "test"', "colour = 1"), 2, "unknown colour"),
+        (('none = "test"', ""), 2, "the file needs a table [privacy]"),
+        (('algorithm = "FKM"', 'algorithm = "FKM"\nledger = 5'), 2, "ledger = 5"),
         (("[privacy]", "[secrecy]"), 2, "unknown secrecy"),
         (('source = "sites.csv"', 'benchmark = "s1"\nsource = "sites.csv"'), 2, "either source or"),
         (('source = "sites.csv"', 'source = "absent.csv"'), 3, "there is no file"),
@@ -149,7 +153,8 @@ def test_the_demo_draws_a_picture_and_prints_all_systems(tmp_path, capsys):
     printed = capsys.readouterr().out
     for system in ("FKM", "KFed", "FeCA", "FedGEM", "GOLD"):
         assert system in printed
-        assert (tmp_path / f"{system}.json").is_file()
+        for ending in ("none", "epsilon1", "epsilon2", "epsilon8"):
+            assert (tmp_path / f"{system}-{ending}.json").is_file()
     assert "NO DP CLAIM" in printed
     assert (tmp_path / "demo.png").stat().st_size > 50_000
     assert (tmp_path / "demo.svg").is_file()
@@ -159,3 +164,83 @@ def test_usage_errors_exit_with_two(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["demo"])
     assert caught.value.code == 2
+
+
+PRIVATE = """
+epsilon = 4.0
+delta = 1e-5
+ranges = [[0, 100], [15, 35]]
+public_size = 40
+"""
+
+
+@pytest.fixture
+def private_config(config):
+    config.write_text(config.read_text().replace('none = "test"', PRIVATE))
+    return config
+
+
+def test_a_private_run_leaves_a_ledger_that_holds_against_its_result(
+    private_config, tmp_path, capsys
+):
+    out = tmp_path / "out"
+    assert main(["run", str(private_config), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "(epsilon=4, delta=1e-05)-differential privacy for each record" in printed
+    assert "NO DP CLAIM" not in printed and "this run alone" not in printed
+    ledger, result = str(out / "ledger.sqlite"), str(out / "result.json")
+    assert main(["ledger", "verify", ledger, "--against", result]) == 0
+    assert main(["ledger", "show", ledger]) == 0
+    assert "oslo" in capsys.readouterr().out
+
+
+def test_a_second_run_on_a_used_up_budget_is_refused(private_config, tmp_path, capsys):
+    arguments = ["run", str(private_config), "--out", str(tmp_path / "out"), "--quiet"]
+    assert main(arguments) == 0
+    before = (tmp_path / "out" / "result.json").read_text()
+    assert main(arguments) == 5
+    assert "spent" in capsys.readouterr().err
+    assert (tmp_path / "out" / "result.json").read_text() == before
+
+
+def test_runs_share_the_ledger_that_their_files_name(private_config, tmp_path, capsys):
+    path = str(tmp_path / "sites.ledger")
+    assert main(["ledger", "init", path, "--epsilon", "5", "--delta", "1e-5"]) == 0
+    content = private_config.read_text()
+    private_config.write_text('ledger = "sites.ledger"\n' + content)
+    assert main(["run", str(private_config), "--quiet"]) == 0
+    assert main(["run", str(private_config), "--quiet"]) == 5
+    private_config.write_text('ledger = "absent.ledger"\n' + content)
+    capsys.readouterr()
+    assert main(["run", str(private_config), "--quiet"]) == 6
+    assert "absent.ledger" in capsys.readouterr().err
+
+
+def test_a_plan_needs_no_data(private_config, tmp_path, capsys):
+    (tmp_path / "sites.csv").unlink()
+    assert main(["plan", str(private_config)]) == 2
+    assert "--clients N" in capsys.readouterr().err
+    assert main(["plan", str(private_config), "--clients", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "cells" in printed and "feasibility: signal" in printed and "epsilon=4" in printed
+    assert main(["plan", str(private_config), "--clients", "2", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert sum(release["share of mu^2"] for release in plan["releases"]) == pytest.approx(1)
+
+
+def test_there_is_no_plan_without_privacy(config, capsys):
+    assert main(["plan", str(config), "--clients", "2"]) == 2
+    assert "without differential privacy" in capsys.readouterr().err
+
+
+def test_a_person_column_is_read_and_enforced(private_config, tmp_path, capsys):
+    table = (tmp_path / "sites.csv").read_text().split()
+    rows = [f"{row},p{i // 3}" for i, row in enumerate(table[1:])]
+    (tmp_path / "sites.csv").write_text("\n".join([f"{table[0]},patient", *rows]))
+    text = private_config.read_text().replace("public_size", "records_per_person = 2\npublic_size")
+    private_config.write_text(text)
+    assert main(["run", str(private_config), "--quiet"]) == 2
+    assert "person_column" in capsys.readouterr().err
+    private_config.write_text(text + 'person_column = "patient"\n')
+    assert main(["run", str(private_config), "--json"]) == 0
+    assert "person with up to 2 records" in capsys.readouterr().out

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, field
 
 from secure_fedclust.arrays import Floats
-from secure_fedclust.errors import LedgerError
-from secure_fedclust.privacy.accounting import Limit
+from secure_fedclust.errors import BudgetExceeded, LedgerError
+from secure_fedclust.privacy.accounting import Limit, epsilon_of
 from secure_fedclust.privacy.ledger import Anchor, Charge, Ledger
 from secure_fedclust.privacy.mechanism import (
     Noisy,
@@ -49,6 +49,21 @@ class Releases:
                 )
         self.limit = Limit.of(*self.spec.target())
         self.anchor = self.ledger.anchor()
+
+    def require_room(self) -> None:
+        """Refuse to begin a run that could not be finished, before it spends anything."""
+        lifetime, before = self.ledger.limit, self.ledger.totals(self.client)
+        after = before.squared_mu + self.limit.mu**2
+        both = epsilon_of(lifetime.delta, after**0.5)
+        if not lifetime.allows(after, before.slack, before.coordinates):
+            spent = epsilon_of(lifetime.delta, before.mu)
+            asked = epsilon_of(lifetime.delta, self.limit.mu)
+            raise BudgetExceeded(
+                f"{self.client}: the ledger has spent epsilon {spent:.4g} of {lifetime.epsilon:g}, "
+                f"and the run may spend {asked:.4g}, together {both:.4g}, all at delta "
+                f"{lifetime.delta:g}. Nothing was charged: ask for less, or let the owner of the "
+                "data decide about a new ledger"
+            )
 
     def release(
         self, query: Query, X: Floats, share: float, *, run: str, step: int, message: str

@@ -19,6 +19,7 @@ from secure_fedclust.protocols.session import Session
 
 DOUBLINGS = 40
 LINEAR_BINS = 64
+TAKEN_BACK = 4
 
 HISTOGRAMS = private_stage(
     "ranges/histograms",
@@ -45,9 +46,9 @@ def run(session: Session, coverage: float) -> Floats:
     d = session.domain.n_features
     positive = np.ldexp(1.0, np.arange(-DOUBLINGS, 1))
     coarse = np.tile(np.concatenate([-positive[::-1], [0.0], positive]), (d, 1))
-    found = _ends(coarse, *_ask(session, coarse), coverage)
-    fine = np.linspace(found[:, 0], found[:, 1], LINEAR_BINS + 1, axis=1)
-    return _ends(fine, *_ask(session, fine), coverage)
+    rough = _occupied(coarse, *_ask(session, coarse))
+    fine = np.linspace(rough[:, 0], rough[:, 1], LINEAR_BINS + 1, axis=1)
+    return _covering(fine, *_ask(session, fine), coverage)
 
 
 def _ask(session: Session, edges: Floats) -> tuple[Floats, float]:
@@ -58,8 +59,23 @@ def _ask(session: Session, edges: Floats) -> tuple[Floats, float]:
     return np.sum([counts for counts, _ in parts], axis=0), math.hypot(*(s for _, s in parts))
 
 
-def _ends(edges: Floats, counts: Floats, sigma: float, coverage: float) -> Floats:
-    """Leave out bins from both ends while what they hold is little, or no more than noise."""
+def _occupied(edges: Floats, counts: Floats, sigma: float) -> Floats:
+    """From the first to the last bin that stands out from the noise, and one more on each side."""
+    bins = counts.shape[1]
+    ends = np.empty((len(edges), 2))
+    for j, row in enumerate(counts):
+        found = np.flatnonzero(row > 4 * sigma)
+        # Where nothing stands out, say no more than was known before.
+        low, high = (found[0] - 1, found[-1] + 2) if len(found) else (0, bins)
+        ends[j] = edges[j, [max(low, 0), min(high, bins)]]
+    return ends
+
+
+def _covering(edges: Floats, counts: Floats, sigma: float, coverage: float) -> Floats:
+    """Leave out bins from both ends while what they hold is little, or no more than noise.
+
+    Some are taken back in: a range that is a little too wide does less harm than one too narrow.
+    """
     bins = counts.shape[1]
     noise = 2 * sigma * np.sqrt(np.arange(1, bins + 1))
     ends = np.empty((len(edges), 2))
@@ -67,6 +83,7 @@ def _ends(edges: Floats, counts: Floats, sigma: float, coverage: float) -> Float
         allowed = np.maximum((1 - coverage) / 2 * max(row.sum(), 0.0), noise)
         low = int(np.argmax(np.append(np.cumsum(row) > allowed, True)))
         high = bins - int(np.argmax(np.append(np.cumsum(row[::-1]) > allowed, True)))
-        # Nothing but noise: say no more than was known before.
-        ends[j] = edges[j, [low, high]] if low < high else edges[j, [0, -1]]
+        if low >= high:
+            low, high = 0, bins
+        ends[j] = edges[j, [max(low - TAKEN_BACK, 0), min(high + TAKEN_BACK, bins)]]
     return ends

@@ -94,15 +94,20 @@ def planned(recipe: Recipe, n_clusters: int, domain: Domain) -> list[PlannedRele
     releases = []
     if recipe.seed == "grid":
         cells = len(public_partition(domain, recipe.n_seeds)[0])
-        releases.append(PlannedRelease(CELLS.name, 1, recipe.seed_shares[0], cells * (d + 1)))
+        releases.append(
+            PlannedRelease(f"{CELLS.name}: seeding", 1, recipe.seed_shares[0], cells * (d + 1))
+        )
     elif recipe.seed == "moments":
         releases.append(PlannedRelease(MOMENTS.name, 1, recipe.seed_shares[0], moments_size(d)))
         rounds = recipe.seed_shares[1:]
         releases.append(
-            PlannedRelease(CELLS.name, len(rounds), sum(rounds), recipe.n_seeds * (d + 1))
+            PlannedRelease(
+                f"{CELLS.name}: seeding", len(rounds), sum(rounds), recipe.n_seeds * (d + 1)
+            )
         )
     releases += [
-        PlannedRelease(CELLS.name, 1, share, n_clusters * (d + 1)) for share in recipe.shares
+        PlannedRelease(f"{CELLS.name}: round", 1, share, n_clusters * (d + 1))
+        for share in recipe.shares
     ]
     return releases
 
