@@ -23,6 +23,8 @@ coverage: $(VENV)/installed
 benchmark: $(VENV)/installed
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/papers.py
+	$(BIN)/python benchmarks/utility.py
+	$(BIN)/python benchmarks/ledger.py
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -98,3 +98,36 @@ def test_timed_jobs_take_turns(module):
     times = module("speed").in_turns("test", 3, *jobs)
     assert order == ["a", "b"] * 3
     assert len(times) == 2
+
+
+def test_utility_prints_fedgem_without_any_data_folder(module, monkeypatch, capsys):
+    utility = module("utility")
+    monkeypatch.setattr(utility, "FEDGEM", ((2, 500),))
+    monkeypatch.setattr(utility, "FEDGEM_EPSILONS", (2.0,))
+    monkeypatch.setattr(utility, "CALIBRATIONS", ("sums",))
+    arguments = ["--only", "fedgem", "--seeds", "2", "--sampler", "fast", "--check"]
+    assert utility.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "d=2, 500" in printed and "±" in printed and "NOT MET" not in printed
+
+
+def test_utility_says_where_it_looked_for_data_and_returns_2(module, tmp_path, capsys):
+    assert module("utility").main(["--only", "sets", "--data-dir", str(tmp_path)]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [("--only", "nonsense"), ("--seeds", "0")])
+def test_utility_refuses_what_it_cannot_do(module, wrong, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        module("utility").main([*wrong])
+    assert stopped.value.code == 2
+    assert " ".join(wrong) in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_utility_meets_its_bars_on_the_small_sets(module, monkeypatch, data_dir, capsys):
+    utility = module("utility")
+    small = tuple(setting for setting in utility.ONE_SHOT if setting.data == "s1")
+    monkeypatch.setattr(utility, "ONE_SHOT", small)
+    arguments = ["--only", "one_shot", "--seeds", "5", "--data-dir", str(data_dir), "--check"]
+    assert utility.main(arguments) == 0, capsys.readouterr().out

@@ -96,31 +96,28 @@ def test_a_run_without_a_public_size_charges_what_was_planned(name, d):
 
 
 @each_width
-@pytest.mark.parametrize("name", ["FKM", "FKM one_shot", "KFed", "GOLD", "FedGEM synopsis"])
-def test_saying_how_many_records_there_are_does_not_change_what_is_planned(name, d):
+def test_saying_how_many_records_there_are_does_not_change_what_is_planned(d):
     """The run does not hear of that number: only the spec's public size reaches it."""
-    model, spec = MODELS[name], spec_of(d)
-    plan = spec.plan(model, n_clients=N_CLIENTS, n_features=d, n_records=20_000)
-    rows = charged(fitted(model, spec, d), "client 0")
-    assert [n for _, n in rows] == [n for _, n in planned(plan)]
+    for name in ("FKM", "FKM one_shot", "KFed", "GOLD", "FedGEM synopsis"):
+        model, spec = MODELS[name], spec_of(d)
+        plan = spec.plan(model, n_clients=N_CLIENTS, n_features=d, n_records=20_000)
+        rows = charged(fitted(model, spec, d), "client 0")
+        assert [n for _, n in rows] == [n for _, n in planned(plan)], name
 
 
 @each_width
-@each_model
-def test_bytes_are_planned_within_a_fifth(model, d):
-    spec = spec_of(d, public_size=20_000)
-    plan = spec.plan(model, n_clients=N_CLIENTS, n_features=d)
-    history = fitted(model, spec, d).result_.history
-    sent = sum(exchange.bytes_up for exchange in history) / N_CLIENTS
-    assert plan.kilobytes_up * 1000 == pytest.approx(sent, rel=0.2)
-
-
-@each_width
-@each_model
-def test_the_number_of_exchanges_is_planned(model, d):
-    spec = spec_of(d, public_size=20_000)
-    plan = spec.plan(model, n_clients=N_CLIENTS, n_features=d)
-    assert plan.exchanges == len(fitted(model, spec, d).result_.history)
+def test_bytes_and_exchanges_are_planned_within_a_fifth(d):
+    wrong = []
+    for name, model in MODELS.items():
+        spec = spec_of(d, public_size=20_000)
+        plan = spec.plan(model, n_clients=N_CLIENTS, n_features=d)
+        history = fitted(model, spec, d).result_.history
+        sent = sum(exchange.bytes_up for exchange in history) / N_CLIENTS
+        if not 0.8 < 1000 * plan.kilobytes_up / sent < 1.25:
+            wrong.append(f"{name}: {1000 * plan.kilobytes_up:.0f} bytes planned, {sent:.0f} sent")
+        if plan.exchanges != len(history):
+            wrong.append(f"{name}: asked {plan.exchanges} times in the plan, {len(history)} really")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_every_client_may_have_its_own_number_of_clusters():
@@ -155,23 +152,23 @@ def test_with_the_records_advised_the_verdict_is_good(model, d, n_records):
 
 
 @each_width
-@pytest.mark.parametrize("model", FEASIBLE, ids=lambda m: repr(m)[:24])
-@pytest.mark.parametrize("n_records", [200, 700])
-def test_with_the_epsilon_advised_the_verdict_is_good(model, d, n_records):
-    given = {"n_clients": N_CLIENTS, "n_features": d, "n_records": n_records}
-    found = spec_of(d, epsilon=0.05).plan(model, **given).feasibility
-    assert found.verdict != "good"
-    better = spec_of(d, epsilon=found.epsilon).plan(model, **given).feasibility
-    assert better.verdict == "good"
+def test_with_the_epsilon_advised_the_verdict_is_good(d):
+    for model in FEASIBLE:
+        given = {"n_clients": N_CLIENTS, "n_features": d, "n_records": 700}
+        found = spec_of(d, epsilon=0.05).plan(model, **given).feasibility
+        assert found.verdict != "good"
+        better = spec_of(d, epsilon=found.epsilon).plan(model, **given).feasibility
+        assert better.verdict == "good", repr(model)
 
 
-@pytest.mark.parametrize("n_records", range(150, 250, 10))
-def test_what_the_advice_says_in_words_would_do_as_well(n_records):
-    given = {"n_clients": N_CLIENTS, "n_features": 2, "n_records": n_records}
-    text = str(spec_of(2, epsilon=0.05).plan(FKM(5), **given).feasibility)
-    _, _, advised = text.partition("or epsilon ")
-    epsilon = float(advised.split(",")[0])
-    assert spec_of(2, epsilon=epsilon).plan(FKM(5), **given).feasibility.verdict == "good"
+def test_what_the_advice_says_in_words_would_do_as_well():
+    for n_records in range(150, 250, 10):
+        given = {"n_clients": N_CLIENTS, "n_features": 2, "n_records": n_records}
+        text = str(spec_of(2, epsilon=0.05).plan(FKM(5), **given).feasibility)
+        _, _, advised = text.partition("or epsilon ")
+        epsilon = float(advised.split(",")[0])
+        better = spec_of(2, epsilon=epsilon).plan(FKM(5), **given).feasibility
+        assert better.verdict == "good", f"{text}: {better}"
 
 
 def test_an_epsilon_that_no_spec_accepts_is_not_advised():
