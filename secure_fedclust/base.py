@@ -164,7 +164,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         feasibility = None
         if n_records is not None:
             feasibility = self._feasibility(limit, n_clients, n_features, n_records)
-        releases = self._releases(limit, domain, n_clients, n_records)
+        releases = self._releases(limit, domain, n_clients, privacy.public_size)
         return Plan(privacy.describe(), limit, releases, n_clients, feasibility)
 
     def save(self, path: str | Path) -> None:
@@ -335,7 +335,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
     def _synopsis_releases(
         self, limit: Limit, domain: Domain, n_clients: int, n_records: int | None, share: float
     ) -> list[PlannedRelease]:
-        names = [f"client {i}" for i in range(n_clients)]
+        names = self._planned_names(n_clients)
         n_clusters = max(self._clusters_to_tell_apart(names).values())
         cells = self._cells(n_clusters, n_clients, n_records, limit.mu * share**0.5)
         return planned(
@@ -345,6 +345,9 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             cells=cells,
             share=share,
         )
+
+    def _planned_names(self, n_clients: int) -> list[str]:
+        return [f"client {i}" for i in range(n_clients)]
 
     def _feasibility(
         self, limit: Limit, n_clients: int, n_features: int, n_records: int

@@ -304,9 +304,6 @@ class FeCA(FederatedClusterer):
         return dict.fromkeys(clients, int(self.n_clusters))
 
 
-LARGEST_FLOOR = 1 << 15
-"""Higher floors would need a finer grid than fits into 64 bits."""
-
 SEED_SHARE = 0.3
 """Of the budget of noisy FedGEM rounds, for where they start."""
 
@@ -398,8 +395,10 @@ class FedGEM(FederatedClusterer):
         check_choice("seeding", self.seeding, ("private", "public", "local"))
         if self.floor is not None:
             check_positive(floor=self.floor)
-            if not 1 <= self.floor <= LARGEST_FLOOR:
-                raise ParameterError(f"floor={self.floor}: give a number from 1 to {LARGEST_FLOOR}")
+            if not 1 <= self.floor <= fedgem.LARGEST_FLOOR:
+                raise ParameterError(
+                    f"floor={self.floor}: give a number from 1 to {fedgem.LARGEST_FLOOR}"
+                )
 
     def _client_for(self, spec: PrivacySpec) -> type[Client]:
         if spec.is_private and self._unproved() is not None:
@@ -479,7 +478,7 @@ class FedGEM(FederatedClusterer):
     def _floor(self, n_components: int, size: int | None) -> float:
         if self.floor is not None:
             return float(self.floor)
-        return min(max(1.0, 0.5 * (size or 0) / n_components), LARGEST_FLOOR)
+        return min(max(1.0, 0.5 * (size or 0) / n_components), fedgem.LARGEST_FLOOR)
 
     def _clusters_to_tell_apart(self, clients: Sequence[str]) -> dict[str, int]:
         return _one_per_client("n_local_clusters", self.n_local_clusters, clients)
@@ -493,15 +492,26 @@ class FedGEM(FederatedClusterer):
         share = self._seed_share()
         if share:
             releases = self._synopsis_releases(limit, domain, n_clients, n_records, share)
-        names = [f"client {i}" for i in range(n_clients)]
-        arguments = self._arguments(names, noised=True)
+        arguments = self._arguments(self._planned_names(n_clients), noised=True)
         k, d = max(arguments["n_components"].values()), domain.n_features
-        times = arguments["n_rounds"] * arguments["n_steps"]
+        n_rounds = arguments["n_rounds"]
+        times = n_rounds * arguments["n_steps"]
         if self.calibration == "sums":
             name, coordinates = fedgem.SUMS.name, k * (d + 1)
         else:
             name, coordinates = fedgem.MEANS.name, k * d
-        return [*releases, PlannedRelease(name, times, 1 - share, coordinates)]
+        rounds = PlannedRelease(name, times, 1 - share, coordinates, n_rounds, k * d)
+        return [*releases, rounds]
+
+    def _planned_names(self, n_clients: int) -> list[str]:
+        if not isinstance(self.n_local_clusters, Mapping):
+            return super()._planned_names(n_clients)
+        if len(self.n_local_clusters) != n_clients:
+            raise ParameterError(
+                f"n_local_clusters: {len(self.n_local_clusters)} numbers for {n_clients} clients; "
+                "give one for each"
+            )
+        return list(self.n_local_clusters)
 
     def _check_merging(self, found: Clustering) -> Clustering:
         held = list((found.client_clusters or {}).values())

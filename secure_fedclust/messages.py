@@ -33,7 +33,9 @@ _OVERHEAD = 512
 _LARGEST = 1e100
 _LARGEST_REQUEST = 1e120
 _LARGEST_INTEGER = 1 << 40
-_LARGEST_STEPS = 1 << 61
+_LARGEST_STEPS = 1 << 62
+_LARGEST_NOISE = 1 << 56
+_SMALLEST_SHARE = 1e-9
 
 Bounds = Mapping[str, int | tuple[int, int]]
 """What a named dimension may be: exactly one size, or any from a first to a last."""
@@ -314,11 +316,11 @@ def private_stage(name: str, *, request: Mapping[str, Field], reply: Mapping[str
     """
     return stage(
         name,
-        request={**request, "share": Real(0, 1)},
+        request={**request, "share": Real(_SMALLEST_SHARE, 1)},
         reply={
             **reply,
             "exponent": Integer(-300, 300),
-            "sigma": Real(0, _LARGEST_STEPS),
+            "sigma": Real(1, _LARGEST_NOISE),
             "ledger_rows": Integer(),
             "ledger_head": Digest(),
         },

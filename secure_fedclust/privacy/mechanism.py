@@ -7,7 +7,7 @@ would not do: docs/proofs/discrete_noise.md.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, Protocol
 
@@ -24,6 +24,9 @@ visible."""
 
 LARGEST_RADIUS = 1 << 31
 """Grid steps in a radius, at most: exact squared lengths then fit into 64 bits."""
+
+MAX_NOISE = 1 << 56
+"""Most noise, in grid steps: what it is added to still fits into 64 bits, and into a message."""
 
 _HUGE = 2.0**100
 
@@ -45,7 +48,7 @@ class Bounded:
         The grid step is two to this power.
     """
 
-    fields: Mapping[str, Ints]
+    fields: Mapping[str, Ints] = field(repr=False)
     sensitivity: Sensitivity
     exponent: int
 
@@ -83,8 +86,10 @@ def exponent_for(sensitivity: float, mu: float, fine_bits: int = FINE_BITS) -> i
 def noise_level(bounded: Bounded, mu: float) -> tuple[float, float]:
     """Standard deviation of the noise for a release that costs `mu`, in steps, and its slack."""
     sigma = bounded.sensitivity.value / mu
-    if not sigma >= MIN_NOISE:
-        raise ParameterError(f"noise of {sigma:g} grid steps: at least {MIN_NOISE} are needed")
+    if not MIN_NOISE <= sigma <= MAX_NOISE:
+        raise ParameterError(
+            f"noise of {sigma:g} grid steps: from {MIN_NOISE} to {MAX_NOISE} can be drawn and sent"
+        )
     return sigma, slack_of(sigma, bounded.coordinates)
 
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from secure_fedclust.privacy.accounting import Limit, epsilon_of
+from secure_fedclust.privacy.accounting import MAX_EPSILON, Limit, epsilon_of
 
 _DRAWS_PER_SECOND = 50_000
-_REPLY_OVERHEAD = 300
+_REPLY_OVERHEAD = 270
 
 
 @dataclass(frozen=True)
@@ -20,17 +20,24 @@ class PlannedRelease:
     message : str
         The stage that asks for it.
     times : int
-        How often each client is asked.
+        How often each client makes it.
     share : float
         Of mu squared, for all times together.
     coordinates : int
         Noisy numbers in one release.
+    replies : int or None
+        How many of the times the numbers are sent; always, if None. What a client uses for its own
+        next step is charged, but not sent.
+    others : int
+        Further numbers in such a reply, computed from released ones.
     """
 
     message: str
     times: int
     share: float
     coordinates: int
+    replies: int | None = None
+    others: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,24 +52,27 @@ class Feasibility:
     poor, good : float
         Below `poor` centres are mostly noise; from `good` on they are close to those without
         privacy.
-    records, epsilon : int, float
-        Records a client, or epsilon, that would give a good signal, all else equal.
+    records : int
+        Records a client that would give a good signal, all else equal.
+    epsilon : float or None
+        Epsilon that would; None where no reasonable one does.
     """
 
     signal: float
     poor: float
     good: float
     records: int
-    epsilon: float
+    epsilon: float | None
 
     @classmethod
     def of(
         cls, signal: float, n_records: int, limit: Limit, *, poor: float, good: float
     ) -> "Feasibility":
         """Work out what would do, for a signal that grows with records and with mu."""
-        short = good / signal
-        epsilon = epsilon_of(limit.delta, limit.mu * short)
-        return cls(signal, poor, good, math.ceil(n_records * short), epsilon)
+        short = 1.001 * good / signal
+        epsilon = _rounded_up(epsilon_of(limit.delta, limit.mu * short))
+        within = epsilon if epsilon <= MAX_EPSILON else None
+        return cls(signal, poor, good, math.ceil(n_records * short), within)
 
     @property
     def verdict(self) -> str:
@@ -79,7 +89,8 @@ class Feasibility:
         text = f"signal {self.signal:.3g} ({self.verdict}; good from {self.good:.3g})"
         if self.verdict == "good":
             return text
-        return f"{text}; {self.records} records a client, or epsilon {self.epsilon:.2g}, would do"
+        epsilon = "" if self.epsilon is None else f", or epsilon {self.epsilon:g},"
+        return f"{text}; {self.records} records a client{epsilon} would do"
 
 
 @dataclass(frozen=True)
@@ -105,7 +116,7 @@ class Plan:
     @property
     def exchanges(self) -> int:
         """How often each client is asked."""
-        return sum(release.times for release in self.releases)
+        return sum(_replies(release) for release in self.releases)
 
     @property
     def draws(self) -> int:
@@ -115,7 +126,8 @@ class Plan:
     @property
     def kilobytes_up(self) -> float:
         """Sent by one client, about."""
-        return (8 * self.draws + _REPLY_OVERHEAD * self.exchanges) / 1000
+        sent = sum(_replies(r) * (r.coordinates + r.others) for r in self.releases)
+        return (8 * sent + _REPLY_OVERHEAD * self.exchanges) / 1000
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each kind of release, for printing."""
@@ -135,7 +147,7 @@ class Plan:
         """What there is to say besides the rows."""
         seconds = self.n_clients * self.draws / _DRAWS_PER_SECOND
         return [
-            f"total mu {self.limit.mu:.4g}; {self.exchanges} releases, about "
+            f"total mu {self.limit.mu:.4g}; {self.exchanges} exchanges, about "
             f"{self.kilobytes_up:.3g} KB from each of {self.n_clients} clients, about "
             f"{seconds:.1g} s of secure sampling in all",
             "feasibility: " + str(self.feasibility or "unknown; say how many records there are"),
@@ -166,3 +178,15 @@ class Plan:
             for line in cells
         ]
         return "\n".join([self.guarantee, *table, *self.notes()])
+
+
+def _rounded_up(value: float) -> float:
+    """To two significant digits."""
+    if value <= 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{math.ceil(value / unit) * unit:.6g}")
+
+
+def _replies(release: PlannedRelease) -> int:
+    return release.times if release.replies is None else release.replies

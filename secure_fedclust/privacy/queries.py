@@ -15,9 +15,11 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from secure_fedclust.arrays import Floats, Ints
+from secure_fedclust.errors import ParameterError
 from secure_fedclust.privacy import sensitivity as formulas
 from secure_fedclust.privacy.mechanism import (
     FINE_BITS,
+    LARGEST_RADIUS,
     Bounded,
     Noisy,
     add_up,
@@ -90,6 +92,7 @@ class CellSums(_Grid):
         return _allow_truncation(found, 1, adjacency, exponent)
 
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
+        sensitivity = self.sensitivity(adjacency, exponent)
         radius = int(_in_steps(self.radius, exponent))
         count_weight = int(_in_steps(self.radius * self.count_weight, exponent))
         k = len(self.centers)
@@ -105,7 +108,7 @@ class CellSums(_Grid):
                 squared += np.square(column / radius)
             squares = np.trunc(self.square_weight * radius * (np.minimum(squared, 1) - 0.5))
             fields["squares"] = add_up(squares.astype(np.int64)[:, None], cells, k)[:, 0]
-        return Bounded(fields, self.sensitivity(adjacency, exponent), exponent)
+        return Bounded(fields, sensitivity, exponent)
 
     def read(self, noisy: Noisy) -> "Cells":
         """The noisy answer in real terms."""
@@ -172,11 +175,12 @@ class SoftSums(_Grid):
         return formulas.sums_and_counts(radius, count_weight, adjacency)
 
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
+        sensitivity = self.sensitivity(adjacency, exponent)
         sums, shares = self.exact(X, exponent + _SHARE_BITS)
         count_weight = int(_in_steps(self.radius * self.count_weight, exponent + _SHARE_BITS))
         # Holding a total below a limit brings neighbouring totals no farther apart.
         fields = {"sums": _held(sums), "counts": _held(count_weight * shares)}
-        return Bounded(fields, self.sensitivity(adjacency, exponent), exponent)
+        return Bounded(fields, sensitivity, exponent)
 
     def exact(self, X: Floats, exponent: int) -> tuple[Any, Any]:
         """Exact sums and total responsibilities, both in units of 2^-16 of a step.
@@ -247,11 +251,12 @@ class FloorMeans(_Grid):
         return _allow_truncation(found, k * d, "replace_one", exponent)
 
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
+        sensitivity = self.sensitivity(adjacency, exponent)
         sums, shares = self.soft.exact(X, exponent)
         floor = math.floor(self.floor * 2**_SHARE_BITS) if self.enforced else 1
         weights = np.maximum(shares, floor)
         fields = {"means": (sums // weights[:, None]).astype(np.int64)}
-        return Bounded(fields, self.sensitivity(adjacency, exponent), exponent)
+        return Bounded(fields, sensitivity, exponent)
 
     def read(self, noisy: Noisy) -> tuple[Floats, float]:
         """Noisy means of residuals and their noise."""
@@ -292,6 +297,7 @@ class Moments(_Grid):
         return _allow_truncation(found, width, adjacency, exponent)
 
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
+        sensitivity = self.sensitivity(adjacency, exponent)
         bound = int(_in_steps(self._bound, exponent))
         count_weight, sum_weight, matrix_weight = self._weights(exponent)
         rows, columns = np.triu_indices(self.n_features)
@@ -312,7 +318,7 @@ class Moments(_Grid):
             "sums": sums,
             "squares": squares,
         }
-        return Bounded(fields, self.sensitivity(adjacency, exponent), exponent)
+        return Bounded(fields, sensitivity, exponent)
 
     def totals(self, noisy: Noisy) -> tuple[float, float, Floats, Floats]:
         """Noisy number of records and its variance, their sum, and the sum of their squares."""
@@ -352,16 +358,19 @@ class Histograms(_Grid):
     edges: Floats
 
     def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
+        if self.edges.shape[1] < 2:
+            raise ParameterError(f"edges: {self.edges.shape[1]} given, a bin has two")
         return formulas.histogram(_in_steps(1.0, exponent), adjacency, len(self.edges))
 
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
+        sensitivity = self.sensitivity(adjacency, exponent)
         d, m = len(self.edges), self.edges.shape[1] - 1
         counts = np.empty((d, m), dtype=np.int64)
         for j in range(d):
             bins = np.searchsorted(self.edges[j], X[:, j], side="right") - 1
             counts[j] = np.bincount(np.clip(bins, 0, m - 1), minlength=m)
         fields = {"counts": int(_in_steps(1.0, exponent)) * counts}
-        return Bounded(fields, self.sensitivity(adjacency, exponent), exponent)
+        return Bounded(fields, sensitivity, exponent)
 
     def read(self, noisy: Noisy) -> tuple[Floats, float]:
         """Noisy counts and their noise."""
@@ -388,6 +397,7 @@ class Cost(_Grid):
         return _allow_truncation(found, 1, adjacency, exponent)
 
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
+        sensitivity = self.sensitivity(adjacency, exponent)
         cap = int(_in_steps(self.cap, exponent))
         count_weight = int(_in_steps(self.cap * self.count_weight, exponent))
         squared = np.full(len(X), np.inf)
@@ -401,7 +411,7 @@ class Cost(_Grid):
             "cost": np.array([steps.astype(np.int64).sum()]),
             "count": np.array([count_weight * len(X)]),
         }
-        return Bounded(fields, self.sensitivity(adjacency, exponent), exponent)
+        return Bounded(fields, sensitivity, exponent)
 
     def read(self, noisy: Noisy) -> tuple[float, float, float, float]:
         """Noisy sum and its noise, noisy number of records and its noise."""
@@ -454,13 +464,25 @@ def responsibilities(X: Floats, centers: Floats) -> Ints:
 
 
 def _held(totals: Any) -> Ints:
-    limit = 1 << 62
+    limit = 1 << 60
     return np.asarray(np.clip(totals, -limit, limit), dtype=np.int64)
 
 
 def _in_steps(length: float, exponent: int | None) -> float:
-    """A length in whole grid steps, rounded down, or as it is where there is no grid."""
-    return length if exponent is None else float(math.floor(math.ldexp(length, -exponent)))
+    """A length in whole grid steps, rounded down, or as it is where there is no grid.
+
+    What does not fit is refused here, before any record is looked at: a refusal must not tell
+    whether there are any.
+    """
+    if exponent is None:
+        return length
+    steps = length / 2.0**exponent
+    if not 1 <= steps <= LARGEST_RADIUS:
+        raise ParameterError(
+            f"a radius, weight or cap of {length:g} is {steps:.3g} grid steps, which must be from "
+            f"1 to {LARGEST_RADIUS}: bring it closer to the others"
+        )
+    return float(math.floor(steps))
 
 
 def _allow_truncation(

@@ -140,7 +140,7 @@ def floor_mean(radius: float, floor: float, adjacency: Adjacency) -> Sensitivity
 def theorem9(radius: float, floor: float, n_clusters: int, adjacency: Adjacency) -> Sensitivity:
     """FedGEM's printed bound for the same means, which holds where the floor is enforced."""
     _check_floor(floor)
-    value = math.sqrt(n_clusters) * (3 * radius / floor + 2 * radius / floor**2)
+    value = math.sqrt(n_clusters) * (3 + 2 / floor) * radius / floor
     return _sensitivity(
         "theorem9",
         dict.fromkeys(ADJACENCIES, value),

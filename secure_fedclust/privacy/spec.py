@@ -323,7 +323,7 @@ def _problems_of_ranges(ranges: Any) -> Iterator[str]:
             yield f"ranges[{i}]={pair!r}: give (low, high), two finite numbers"
         elif not pair[0] < pair[1]:
             yield f"ranges[{i}]={tuple(pair)!r}: low must be below high"
-        elif pair[1] - pair[0] < 1e-12 * max(abs(pair[0]), abs(pair[1])):
+        elif pair[1] - pair[0] < max(1e-12 * max(abs(pair[0]), abs(pair[1])), 1 / _LARGEST_VALUE):
             yield f"ranges[{i}]={tuple(pair)!r}: too narrow for its place; subtract an offset"
 
 

@@ -50,16 +50,16 @@ def ask_cells(session: Session, query: CellSums, share: float) -> Cells:
 def ask_each(session: Session, query: CellSums, share: float) -> dict[str, Cells]:
     """The same, client by client."""
     bounds = {"q": len(query.centers) if query.square_weight else 0}
-    replies = session.ask_all(
+    return session.ask_all(
         CELLS,
         bounds,
+        lambda _, reply: read_cells(query, reply),
         centers=query.centers,
         radius=query.radius,
         count_weight=query.count_weight,
         square_weight=query.square_weight,
         share=share,
     )
-    return {client: read_cells(query, reply) for client, reply in replies.items()}
 
 
 def read_cells(query: CellSums, reply: Values) -> Cells:

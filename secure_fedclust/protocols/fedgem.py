@@ -53,6 +53,9 @@ from secure_fedclust.protocols.seeding import padded, public_spread, round_count
 from secure_fedclust.protocols.session import Replies, Session
 from secure_fedclust.protocols.synopsis import MAX_ROUNDS, MICRO, Synopsis, SynopsisClient
 
+LARGEST_FLOOR = 1 << 15
+"""Higher floors would need a finer grid than fits into 64 bits."""
+
 _BALLS = {"maximisers": Array(("k", "d")), "squared_radii": Array(("k",), minimum=0)}
 _STEPS = Integer(1, MAX_ROUNDS)
 
@@ -144,7 +147,7 @@ MEANS = private_stage(
     "fedgem/means",
     request={
         **_START,
-        "floor": Real(1),
+        "floor": Real(1, LARGEST_FLOOR),
         "enforced": Choice(("yes", "no")),
         "bound": Choice(("exact", "theorem9")),
     },
@@ -180,6 +183,7 @@ class PrivateFedGEMClient(SynopsisClient):
 
     @answers(SUMS, after=(None, CELLS, MICRO, LOCAL_SEED, SUMS))
     def sums(self, centers: Floats, radius: float, n_steps: int, share: float) -> dict[str, Any]:
+        centers = self.domain.hold(centers)
         for _ in range(n_steps):
             query = _soft_sums(centers, radius, self.domain)
             noisy = self.release(query, share / n_steps)
@@ -199,6 +203,7 @@ class PrivateFedGEMClient(SynopsisClient):
     ) -> dict[str, Any]:
         if enforced == "no":
             self._refuse_unproved("means without a floor")
+        centers = self.domain.hold(centers)
         for _ in range(n_steps):
             soft = _soft_sums(centers, radius, self.domain)
             query = FloorMeans(soft, floor, bound == "theorem9", enforced == "yes")
@@ -324,16 +329,17 @@ class _Components:
 
 def _ask_sums(session: Session, requests: dict[str, Values]) -> dict[str, _Components]:
     domain = session.domain
-    found = {}
-    for client, reply in session.ask(SUMS, requests).items():
+
+    def read(client: str, reply: Values) -> _Components:
         radius = requests[client]["radius"]
         query = _soft_sums(domain.hold(reply["start"]), radius, domain)
         cells = query.read(noisy_of(reply, ("counts", "sums")))
         weights = np.maximum(cells.counts, cells.count_sigma)
-        maximisers = moved(cells, radius, domain)
         n = float(np.maximum(cells.counts, 0).sum())
-        found[client] = _Components(query.centers, maximisers, cells.sum_sigma / weights, n)
-    return found
+        maximisers = moved(cells, radius, domain)
+        return _Components(query.centers, maximisers, cells.sum_sigma / weights, n)
+
+    return session.ask(SUMS, requests, read=read)
 
 
 def _ask_means(
@@ -349,14 +355,15 @@ def _ask_means(
         }
         for client, request in requests.items()
     }
-    found = {}
-    for client, reply in session.ask(MEANS, asked).items():
+
+    def read(client: str, reply: Values) -> _Components:
         start = domain.hold(reply["start"])
         soft = _soft_sums(start, requests[client]["radius"], domain)
         means, sigma = FloorMeans(soft, rounds.floor[client]).read(noisy_of(reply, ("means",)))
         noise = np.full(len(start), sigma)
-        found[client] = _Components(start, domain.hold(start + means), noise, None)
-    return found
+        return _Components(start, domain.hold(start + means), noise, None)
+
+    return session.ask(MEANS, asked, read=read)
 
 
 def _soft_sums(centers: Floats, radius: float, domain: Domain) -> SoftSums:

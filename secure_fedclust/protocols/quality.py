@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from secure_fedclust.arrays import Floats
-from secure_fedclust.messages import Array, Real, private_stage, steps
+from secure_fedclust.messages import Array, Real, Values, private_stage, steps
 from secure_fedclust.privacy.queries import Cost
 from secure_fedclust.protocols.cells import noisy_of
 from secure_fedclust.protocols.client import PrivateClient, answers
@@ -34,9 +34,13 @@ def run(session: Session, centers: Floats, cap: float) -> tuple[float, float]:
     """The server's side: the figure and its standard error, in the caller's coordinates."""
     domain = session.domain
     working = domain.hold((centers - domain.center) / domain.scale)
-    replies = session.ask_all(COST, {"one": 1}, centers=working, cap=cap, share=1.0)
     query = Cost(working, domain.scale, cap)
-    parts = [query.read(noisy_of(reply, ("cost", "count"))) for reply in replies.values()]
+
+    def read(_: str, reply: Values) -> tuple[float, float, float, float]:
+        return query.read(noisy_of(reply, ("cost", "count")))
+
+    asked = {"centers": working, "cap": cap, "share": 1.0}
+    parts = list(session.ask_all(COST, {"one": 1}, read, **asked).values())
     total = sum(part[0] for part in parts)
     count = max(sum(part[2] for part in parts), 1.0)
     figure = min(max(total / count, 0.0), cap)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from secure_fedclust.arrays import Floats
-from secure_fedclust.messages import Array, private_stage, steps
+from secure_fedclust.messages import Array, Values, private_stage, steps
 from secure_fedclust.privacy.queries import Histograms
 from secure_fedclust.protocols.cells import noisy_of
 from secure_fedclust.protocols.client import PrivateClient, answers
@@ -53,9 +53,12 @@ def run(session: Session, coverage: float) -> Floats:
 
 def _ask(session: Session, edges: Floats) -> tuple[Floats, float]:
     bounds = {"bins": edges.shape[1] - 1}
-    replies = session.ask_all(HISTOGRAMS, bounds, edges=edges, share=0.5)
     query = Histograms(edges)
-    parts = [query.read(noisy_of(reply, ("counts",))) for reply in replies.values()]
+
+    def read(_: str, reply: Values) -> tuple[Floats, float]:
+        return query.read(noisy_of(reply, ("counts",)))
+
+    parts = session.ask_all(HISTOGRAMS, bounds, read, edges=edges, share=0.5).values()
     return np.sum([counts for counts, _ in parts], axis=0), math.hypot(*(s for _, s in parts))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from secure_fedclust.algorithms.lloyd import kmeans
 from secure_fedclust.arrays import Floats
-from secure_fedclust.messages import private_stage, steps
+from secure_fedclust.messages import Values, private_stage, steps
 from secure_fedclust.privacy.domain import Domain
 from secure_fedclust.privacy.plan import PlannedRelease
 from secure_fedclust.privacy.queries import CellSums, Moments
@@ -199,11 +199,12 @@ def ask_moments(session: Session, share: float) -> tuple[Floats, Floats]:
     """Mean and covariance of all clients' records together."""
     d = session.domain.n_features
     bounds = {"one": 1, "pairs": d * (d + 1) // 2}
-    replies = session.ask_all(MOMENTS, bounds, share=share)
     query = Moments(d)
-    totals = [
-        query.totals(noisy_of(reply, ("count", "sums", "squares"))) for reply in replies.values()
-    ]
+
+    def read(_: str, reply: Values) -> tuple[float, float, Floats, Floats]:
+        return query.totals(noisy_of(reply, ("count", "sums", "squares")))
+
+    totals = session.ask_all(MOMENTS, bounds, read, share=share).values()
     return query.mean_and_covariance(*(sum(parts) for parts in zip(*totals, strict=True)))
 
 

@@ -4,12 +4,17 @@ import secrets
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from secure_fedclust.arrays import Floats
 from secure_fedclust.engines.base import Engine
-from secure_fedclust.errors import FederationWarning, ParameterError, ProtocolError
+from secure_fedclust.errors import (
+    FederationWarning,
+    ParameterError,
+    ProtocolError,
+    SecureFedClustError,
+)
 from secure_fedclust.messages import Bounds, Stage, Values
 from secure_fedclust.privacy.accounting import Limit
 from secure_fedclust.privacy.domain import Domain
@@ -66,17 +71,25 @@ class Session:
             )
         return Domain.of(self.spec, n_features)
 
-    def ask_all(self, stage: Stage, bounds: Bounds | None = None, /, **request: Any) -> Replies:
+    def ask_all(
+        self,
+        stage: Stage,
+        bounds: Bounds | None = None,
+        read: Callable[[str, Values], Any] | None = None,
+        /,
+        **request: Any,
+    ) -> dict[str, Any]:
         """Ask every client the same question."""
         everyone = dict.fromkeys(self.clients, bounds or {})
-        return self.ask(stage, dict.fromkeys(self.clients, request), everyone)
+        return self.ask(stage, dict.fromkeys(self.clients, request), everyone, read)
 
     def ask(
         self,
         stage: Stage,
         requests: Mapping[str, Values],
         bounds: Mapping[str, Bounds] | None = None,
-    ) -> Replies:
+        read: Callable[[str, Values], Any] | None = None,
+    ) -> dict[str, Any]:
         """Ask each client its own question and return the replies that hold what they must.
 
         Parameters
@@ -87,6 +100,9 @@ class Session:
             Sizes allowed for named dimensions of its reply. Dimensions of the request hold for
             its reply without being named here, and ``d``, the number of features, is fixed for
             all by what most of the first replies say.
+        read : function of client and fields, optional
+            Makes of a reply what is returned in its place; a reply that it refuses by an error of
+            this package is set aside.
 
         Raises
         ------
@@ -119,6 +135,15 @@ class Session:
             except ProtocolError as error:
                 rejected[client] = str(error)
         self._agree_on_width(replies, widths, rejected)
+        found: dict[str, Any] = {}
+        for client, reply in replies.items():
+            try:
+                found[client] = reply if read is None else read(client, reply)
+            except SecureFedClustError as error:
+                rejected[client] = str(error)
+                continue
+            if "ledger_head" in reply:
+                self.anchors[client] = (reply["ledger_rows"], reply["ledger_head"])
         self.history.append(
             Exchange(
                 stage=stage.name,
@@ -130,21 +155,18 @@ class Session:
                 seconds=time.perf_counter() - started,
             )
         )
-        for client, reply in replies.items():
-            if "ledger_head" in reply:
-                self.anchors[client] = (reply["ledger_rows"], reply["ledger_head"])
         for client, reason in rejected.items():
             warnings.warn(
                 f"{client}: reply to {stage.name} set aside: {reason}",
                 FederationWarning,
                 stacklevel=2,
             )
-        if not replies:
+        if not found:
             raise ProtocolError(
                 f"{stage.name}: no usable reply from any of {len(sent)} clients "
                 f"({len(rejected)} set aside); see the clients' logs"
             )
-        return replies
+        return found
 
     def note_centers(self, centers: Floats) -> None:
         """Keep the global centres that came out of the last exchange."""

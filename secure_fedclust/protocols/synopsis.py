@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from secure_fedclust.messages import Array, Integer, Real, private_stage, steps
+from secure_fedclust.messages import Array, Integer, Real, Values, private_stage, steps
 from secure_fedclust.privacy.domain import Domain
 from secure_fedclust.privacy.plan import PlannedRelease
 from secure_fedclust.privacy.queries import Cells, CellSums, Moments
@@ -55,7 +55,7 @@ MICRO = private_stage(
     request={"n_micro": Integer(1, MAX_CLUSTERS), "n_rounds": Integer(1, MAX_ROUNDS)},
     reply={
         "centers": Array(("k", "d")),
-        "radius": Real(0),
+        "radius": Real(1e-9, 1e9),
         "counts": steps("k"),
         "sums": steps("k", "d"),
         "squares": steps("k"),
@@ -161,6 +161,13 @@ def collect(
         found = ask_each(session, query, share)
         return Synopsis(found, dict.fromkeys(found, radius), domain, shared=True)
     n_micro = {client: MICRO_FACTOR * n_clusters[client] for client in session.clients}
+
+    def read(_: str, reply: Values) -> tuple[Cells, float]:
+        radius = min(reply["radius"], 2 * RADIUS_FACTOR * domain.bound)
+        weight = round_count_weight(domain.n_features)
+        query = CellSums(domain.hold(reply["centers"]), radius, weight, SQUARE_WEIGHT)
+        return read_cells(query, reply), radius
+
     replies = session.ask(
         MICRO,
         {
@@ -168,18 +175,14 @@ def collect(
             for client, n in n_micro.items()
         },
         {client: {"k": n} for client, n in n_micro.items()},
+        read,
     )
-    found, radii = {}, {}
-    for client, reply in replies.items():
-        radii[client] = min(max(reply["radius"], 1e-9), 4 * domain.bound)
-        query = CellSums(
-            domain.hold(reply["centers"]),
-            radii[client],
-            round_count_weight(domain.n_features),
-            SQUARE_WEIGHT,
-        )
-        found[client] = read_cells(query, reply)
-    return Synopsis(found, radii, domain, shared=False)
+    return Synopsis(
+        {client: cells for client, (cells, _) in replies.items()},
+        {client: radius for client, (_, radius) in replies.items()},
+        domain,
+        shared=False,
+    )
 
 
 def planned(
@@ -190,15 +193,12 @@ def planned(
     if d <= GRID_FEATURES:
         n = len(public_partition(domain, cells)[0])
         return [PlannedRelease(CELLS.name, 1, share, n * (d + 2))]
-    n_micro = MICRO_FACTOR * n_clusters
-    releases = [PlannedRelease(f"{MICRO.name}: moments", 1, MOMENTS_SHARE * share, moments_size(d))]
-    each = (1 - MOMENTS_SHARE) * share / n_rounds
-    if n_rounds > 1:
-        rounds = n_rounds - 1
-        releases.append(
-            PlannedRelease(f"{MICRO.name}: rounds", rounds, each * rounds, n_micro * (d + 1))
-        )
-    return [*releases, PlannedRelease(f"{MICRO.name}: summary", 1, each, n_micro * (d + 2))]
+    n_micro, name = MICRO_FACTOR * n_clusters, MICRO.name
+    each, rounds = (1 - MOMENTS_SHARE) * share / n_rounds, n_rounds - 1
+    moments = PlannedRelease(f"{name}: moments", 1, MOMENTS_SHARE * share, moments_size(d), 0)
+    moves = PlannedRelease(f"{name}: rounds", rounds, each * rounds, n_micro * (d + 1), 0)
+    summary = PlannedRelease(f"{name}: summary", 1, each, n_micro * (d + 2), 1, n_micro * d + 1)
+    return [moments, *([moves] if rounds else []), summary]
 
 
 def cells_for(n_records: int | None, n_clusters: int, n_clients: int, mu: float) -> int:

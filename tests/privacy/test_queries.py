@@ -192,7 +192,7 @@ def test_no_neighbouring_data_sets_move_floored_means_too_far(name, adjacency):
 def test_truncation_is_allowed_for_however_coarse_the_grid(name, adjacency):
     query = (QUERIES | MEANS)[name]
     rng = np.random.default_rng(5)
-    for exponent in (-3, -4, -6):
+    for exponent in (-4, -5, -7):
         for _ in range(40):
             records = awkward_records(rng, 2)
             others = near(0, -1, 0) + rng.uniform(-0.1, 0.1, (rng.integers(7), 2))
