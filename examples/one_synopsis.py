@@ -23,7 +23,8 @@ from secure_fedclust import (
 
 rng = np.random.default_rng(1)
 centers = np.array([[0.0, 0.0], [60.0, 10.0], [30.0, 80.0], [90.0, 70.0]])
-clients = [rng.normal(centers[rng.integers(4, size=2000)], 6.0) for _ in range(4)]
+names = ("Aachen", "Bergen", "Como", "Delft")
+clients = {name: rng.normal(centers[rng.integers(4, size=2000)], 6.0) for name in names}
 
 with tempfile.TemporaryDirectory() as folder:
     ledger = Path(folder) / "measurements.ledger"
@@ -37,7 +38,11 @@ with tempfile.TemporaryDirectory() as folder:
     synopsis = release_synopsis(clients, privacy=spec, n_clusters=8, ledger=ledger, random_state=0)
     k = suggest_k(synopsis, largest=8, random_state=0).best
     print("clusters:", k)
-    for model in (FKM(k, random_state=0), KFed(k, random_state=0), FeCA(k, random_state=0)):
+    for model in (
+        FKM(k, random_state=0),
+        KFed(k, n_local_clusters=k, random_state=0),
+        FeCA(k, random_state=0),
+    ):
         model.fit(synopsis)
         print(type(model).__name__, np.sort(model.cluster_centers_[:, 0]).round(1))
 
@@ -47,6 +52,6 @@ with tempfile.TemporaryDirectory() as folder:
     print(f"mean squared distance: {quality.value:.0f} ± {quality.standard_error:.0f}")
 
     with Ledger.open(ledger) as book:
-        releases, spent = len(book.rows("client 0")), book.spent("client 0")
-        print(f"{releases} releases of client 0, total mu {spent:.3f}")
+        releases, spent = len(book.rows("Como")), book.spent("Como")
+        print(f"{releases} releases of Como, total mu {spent:.3f}")
         book.verify()

@@ -28,7 +28,7 @@ from secure_fedclust.protocols.synopsis import Synopsis, SynopsisClient, cells_f
 from secure_fedclust.records import Clients, check_records
 from secure_fedclust.released import ReleasedSynopsis
 from secure_fedclust.result import FedClustResult, NonPrivate
-from secure_fedclust.run import Progress, Run, generator, open_run, require_spec
+from secure_fedclust.run import Progress, Run, check_available, generator, open_run, require_spec
 
 _FORMAT = "secure_fedclust model 1"
 
@@ -127,6 +127,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             person_column=person_column,
             on_progress=on_progress,
             n_exchanges=self._n_exchanges(),
+            experiment=self._unproved() is not None,
         )
         if spec.is_private:
             clustering = self._fit_private(run, rng)
@@ -138,12 +139,13 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
     def predict(self, X: Any) -> Ints:
         """Index of the nearest global centre of each record.
 
-        For FedGEM this may differ from `labels_`, which are chosen among the clusters that the
-        record's client holds.
+        Where the run scaled features by their ranges, so does this. For FedGEM it may differ from
+        `labels_`, which are chosen among the clusters that the record's client holds.
         """
         check_is_fitted(self)
         _check_feature_names(self, X, reset=False)
-        return assign(check_records(X, "X", self.n_features_in_), self.cluster_centers_)
+        records = check_records(X, "X", self.n_features_in_)
+        return _nearest(records, self.cluster_centers_, self.result_.scale)
 
     def plan(
         self,
@@ -155,6 +157,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
     ) -> Plan:
         """What a private run would release, and whether it can work; see `PrivacySpec.plan`."""
         self._check_parameters()
+        check_available(privacy)
         self._check_private(privacy)
         check_counts(n_clients=n_clients, n_features=n_features)
         if n_records is not None:
@@ -171,6 +174,8 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         """Write the fitted model as JSON, for `load_model`; labels stay out."""
         check_is_fitted(self)
         parameters = _plain_parameters(self)
+        if not isinstance(parameters["random_state"], int | None):
+            parameters["random_state"] = None  # a generator's state is not kept
         privacy = None if self.privacy is None else self.privacy.to_dict()
         content = {
             "format": _FORMAT,
@@ -203,9 +208,9 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
     def _keep_run(self, clustering: Clustering, run: Run, seconds: float) -> None:
         session, records = run.session, run.records
         held = clustering.client_clusters or {}
-        everything = range(len(clustering.centers))
+        scale = self._scale(session.domain) if session.spec.is_private else None
         labels = {
-            client: _nearest(X, clustering.centers, held.get(client, everything))
+            client: _nearest(X, clustering.centers, scale, held.get(client))
             for client, X in records.items()
         }
         unproved = self._unproved() if session.spec.is_private else None
@@ -218,6 +223,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             seconds=seconds,
             client_clusters=clustering.client_clusters,
             feature_names=records.feature_names,
+            scale=scale,
             privacy=session.spec.to_dict(),
             spent=run.spent(),
             anchors=dict(session.anchors),
@@ -238,6 +244,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             seconds=seconds,
             client_clusters=clustering.client_clusters,
             feature_names=released.feature_names,
+            scale=self._scale(released.synopsis.domain),
             privacy=released.privacy,
             spent=released.spent,
             anchors=released.anchors,
@@ -287,6 +294,10 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             raise ParameterError(
                 f"{unproved}; change that, or set allow_unproved=True to run with NO DP CLAIM"
             )
+
+    def _scale(self, domain: Domain) -> list[float] | None:
+        """What features are divided by before a private run measures distances."""
+        return [float(value) for value in domain.scale]
 
     def _client_for(self, spec: PrivacySpec) -> type[Client]:
         return self._private_class if spec.is_private else self._client_class
@@ -364,10 +375,18 @@ def _warn_poor(feasibility: Feasibility) -> None:
         warnings.warn(f"the noise drowns the clusters: {feasibility}", PrivacyWarning, stacklevel=4)
 
 
-def _nearest(X: Floats, centers: Floats, allowed: Sequence[int]) -> Ints:
-    candidates = np.unique(np.asarray(allowed, dtype=np.int64))
+def _nearest(
+    X: Floats,
+    centers: Floats,
+    scale: Sequence[float] | None,
+    allowed: Sequence[int] | None = None,
+) -> Ints:
+    """Nearest of the centres that are allowed, for each record."""
+    candidates = np.unique(np.arange(len(centers)) if allowed is None else np.asarray(allowed))
     if not len(X):
         return np.zeros(0, dtype=np.int64)
+    if scale is not None:
+        X, centers = np.ascontiguousarray(X / np.asarray(scale)), centers / np.asarray(scale)
     return candidates[assign(X, centers[candidates])]
 
 

@@ -158,6 +158,7 @@ def _demo(arguments: argparse.Namespace) -> None:
     _print_rows(rows, arguments)
     if not arguments.quiet and not arguments.json:
         print("epsilon protects each record, at delta 1e-05; none: NO DP CLAIM.")
+        print("One run each: scores jump about. docs/results.md has averages.")
         print(f"Picture: {arguments.out / 'demo.png'}   results: {arguments.out}/*.json")
 
 
@@ -268,7 +269,8 @@ def _ledger_verify(arguments: argparse.Namespace) -> None:
         anchors += _anchors_of(path, arguments.client)
     with Ledger.open(arguments.file, read_only=True) as ledger:
         ledger.verify(anchors)
-        print(f"every row holds, and {len(anchors)} anchors")
+        number = len(anchors)
+        print(f"every row holds, and {number} {'anchor' if number == 1 else 'anchors'}")
         print(_standing(ledger.anchor()))
 
 
@@ -338,6 +340,8 @@ def _give_ledger(model: "FederatedClusterer", path: Path) -> None:
     spec = model.privacy
     if spec is None or not spec.is_private or model.ledger is not None:
         return
+    if model.sampler != "secure" or model._unproved() is not None:
+        return  # without a guarantee there is nothing to charge
     if not path.exists():
         epsilon, delta = spec.target()
         Ledger.create(

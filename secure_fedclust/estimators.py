@@ -24,7 +24,12 @@ import numpy as np
 
 from secure_fedclust.base import FederatedClusterer
 from secure_fedclust.errors import FederationWarning, ParameterError
-from secure_fedclust.parameters import check_choice, check_counts, check_positive
+from secure_fedclust.parameters import (
+    check_choice,
+    check_counts,
+    check_flags,
+    check_positive,
+)
 from secure_fedclust.privacy.accounting import Limit
 from secure_fedclust.privacy.domain import Domain
 from secure_fedclust.privacy.mechanism import SamplerName
@@ -36,6 +41,7 @@ from secure_fedclust.protocols.clustering import Clustering
 from secure_fedclust.protocols.feasibility import pooled_feasibility
 from secure_fedclust.protocols.session import Session
 from secure_fedclust.protocols.synopsis import Synopsis, cells_for
+from secure_fedclust.result import UNREADABLE
 
 Calibration = Literal["synopsis", "sums", "floor", "theorem9"]
 
@@ -103,6 +109,7 @@ class FKM(FederatedClusterer):
         if self.align is not None:
             check_choice("align", self.align, ("kmeans", "index"))
         check_choice("seeding", self.seeding, ("private", "public"))
+        check_flags(one_shot=self.one_shot)
 
     def _check_private(self, spec: PrivacySpec) -> None:
         super()._check_private(spec)
@@ -117,7 +124,8 @@ class FKM(FederatedClusterer):
         private = self.privacy is not None and self.privacy.is_private
         if private and self.one_shot:
             return 1
-        return 1 + int(self.n_rounds or (5 if private else 10))
+        # Moments and up to five rounds come before the first of two or more.
+        return 6 + int(self.n_rounds or 5) if private else 1 + int(self.n_rounds or 10)
 
     def _run(self, session: Session, rng: np.random.Generator) -> Clustering:
         return fkm.run(
@@ -304,6 +312,9 @@ class FeCA(FederatedClusterer):
         return dict.fromkeys(clients, int(self.n_clusters))
 
 
+SMALLEST_RADIUS = 1e-6
+"""Of FedGEM's clusters, in units of half of the ranges."""
+
 SEED_SHARE = 0.3
 """Of the budget of noisy FedGEM rounds, for where they start."""
 
@@ -393,12 +404,16 @@ class FedGEM(FederatedClusterer):
         check_positive(final_radius=self.final_radius)
         check_choice("calibration", self.calibration, ("synopsis", "sums", "floor", "theorem9"))
         check_choice("seeding", self.seeding, ("private", "public", "local"))
+        check_flags(enforce_floor=self.enforce_floor, allow_unproved=self.allow_unproved)
         if self.floor is not None:
             check_positive(floor=self.floor)
             if not 1 <= self.floor <= fedgem.LARGEST_FLOOR:
                 raise ParameterError(
                     f"floor={self.floor}: give a number from 1 to {fedgem.LARGEST_FLOOR}"
                 )
+
+    def _scale(self, domain: Domain) -> list[float] | None:
+        return None  # its clusters are round in the caller's coordinates
 
     def _client_for(self, spec: PrivacySpec) -> type[Client]:
         if spec.is_private and self._unproved() is not None:
@@ -420,10 +435,30 @@ class FedGEM(FederatedClusterer):
     def _check_private(self, spec: PrivacySpec) -> None:
         super()._check_private(spec)
         needs_floor = self.calibration in ("floor", "theorem9")
+        if self.calibration == "synopsis" and self.seeding != "private":
+            raise ParameterError(
+                f"seeding={self.seeding!r} has no effect with calibration='synopsis', which is "
+                "its own start: leave it out, or choose another calibration"
+            )
+        if not needs_floor and (self.floor is not None or not self.enforce_floor):
+            raise ParameterError(
+                f"floor and enforce_floor have no effect with calibration={self.calibration!r}: "
+                "leave them out, or choose 'floor' or 'theorem9'"
+            )
+        if self.calibration != "synopsis":
+            self._check_scale(spec)
         if needs_floor and spec.public_size is None:
             raise ParameterError(
                 f"calibration={self.calibration!r} needs public_size in the privacy spec: the "
                 "number of records sets the floor and the final radius, and is not released"
+            )
+
+    def _check_scale(self, spec: PrivacySpec) -> None:
+        domain = Domain.of(spec, spec.n_features or 1)
+        if fedgem.component_radius(domain) < SMALLEST_RADIUS:
+            raise ParameterError(
+                "the ranges or the bound are too wide for FedGEM, whose clusters have a standard "
+                "deviation of about one: scale the features, and the ranges with them"
             )
 
     def _n_exchanges(self) -> int:
@@ -610,7 +645,7 @@ def load_model(path: str | Path) -> FederatedClusterer:
         spec = None if privacy is None else PrivacySpec.from_dict(privacy)
         model = _CLASSES[content["class"]](**content["parameters"], privacy=spec)
         return model._restore(content)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except UNREADABLE as error:
         raise ParameterError(f"{path} is not a model that this version can read") from error
 
 

@@ -28,3 +28,10 @@ def check_choice(name: str, value: Any, words: tuple[str, ...]) -> None:
     """Raise unless the value is one of a few words."""
     if not isinstance(value, str) or value not in words:
         raise ParameterError(f"{name}={value!r}: give one of {', '.join(words)}")
+
+
+def check_flags(**flags: Any) -> None:
+    """Raise unless every value is true or false."""
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise ParameterError(f"{name}={value!r}: give True or False")

@@ -201,7 +201,7 @@ def check_clients(
         )
     tables = by_name(named)
     if all(_is_frame(X) for X in tables.values()):
-        return clients_from_frames(tables, person_column=person_column)
+        return clients_from_frames(tables, person_column=person_column, allow_none=allow_none)
     if person_column is not None:
         raise ParameterError(
             f"person_column={person_column!r} needs DataFrames, which have named columns"
@@ -279,6 +279,8 @@ def clients_from_frames(
     frames: Mapping[str, "pd.DataFrame"],
     columns: Sequence[str] | None = None,
     person_column: str | None = None,
+    *,
+    allow_none: bool = False,
 ) -> Clients:
     """One DataFrame per client into arrays whose columns are matched by name.
 
@@ -290,6 +292,8 @@ def clients_from_frames(
         and then all clients must have the same.
     person_column : str, optional
         The column that says which person a record is about; not a feature.
+    allow_none : bool
+        Whether clients without any record will do.
     """
     persons = None
     if person_column is not None:
@@ -312,7 +316,7 @@ def clients_from_frames(
                 f"{client}: column {_listed(map(str, extra))} is not in {first}: name the columns "
                 "to use in columns, or give every client the same"
             )
-        records[client] = check_records(table, client)
+        records[client] = check_records(table, client, allow_none=allow_none)
     return Clients(records, [str(name) for name in wanted], persons)
 
 
@@ -337,6 +341,11 @@ def _persons(frame: "pd.DataFrame", person_column: str, where: str) -> Ints:
         raise DataError(
             f"{where}{nameless} of {len(frame)} records have nothing in the person column "
             f"{person_column!r}: fill it in or drop them"
+        )
+    if column.dtype == object and len({isinstance(value, str) for value in column}) > 1:
+        raise DataError(
+            f"{where}the person column {person_column!r} holds both numbers and text, so that one "
+            "person may look like two: make it one or the other"
         )
     return np.asarray(pd.factorize(column)[0], dtype=np.int64)
 

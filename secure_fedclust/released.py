@@ -30,7 +30,8 @@ from secure_fedclust.privacy.sensitivity import Adjacency
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.protocols import quality, ranges
 from secure_fedclust.protocols.synopsis import Synopsis, SynopsisClient, cells_for, collect
-from secure_fedclust.records import check_clients
+from secure_fedclust.records import check_clients, check_records
+from secure_fedclust.result import UNREADABLE
 from secure_fedclust.run import Run, generator, open_run, require_spec
 
 _FORMAT = "secure_fedclust synopsis 1"
@@ -109,9 +110,10 @@ class ReleasedSynopsis(Released):
                 Domain(**_arrays(content.pop("domain"))),
                 content.pop("shared"),
             )
+            _check_synopsis(synopsis)
             anchors = {c: (int(n), str(head)) for c, (n, head) in content.pop("anchors").items()}
             return cls(synopsis=synopsis, anchors=anchors, **content)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except UNREADABLE as error:
             raise ParameterError(f"{path} is not a synopsis that this version can read") from error
 
 
@@ -199,6 +201,10 @@ def suggest_k(
         The numbers to try.
     random_state : int, numpy.random.Generator or None
     """
+    if not isinstance(synopsis, ReleasedSynopsis):
+        raise ParameterError(
+            f"synopsis is a {type(synopsis).__name__}: give what release_synopsis(...) returned"
+        )
     check_counts(smallest=smallest, largest=largest)
     if smallest < 2 or largest < smallest:
         raise ParameterError(
@@ -247,9 +253,11 @@ def private_ranges(
     largest: float,
     coverage: float = 0.98,
     adjacency: Adjacency = "add_remove",
+    records_per_person: int | None = None,
     ledger: Any = None,
     sampler: SamplerName = "secure",
     client_column: str | None = None,
+    person_column: str | None = None,
 ) -> ReleasedRanges:
     """Buy the ranges of features that nobody knows: noisy quantiles of all clients together.
 
@@ -261,30 +269,40 @@ def private_ranges(
 
     Parameters
     ----------
-    clients, client_column
+    clients, client_column, person_column
         As in `FederatedClusterer.fit`; not an engine.
     epsilon, delta : float
     largest : float
         No value is farther from zero than this, whatever the feature: generous, and not taken
-        from the data. Resolution ends at about a millionth of a millionth of it.
+        from the data. Resolution ends at about a millionth of a millionth of it, and is relative
+        to the distance from zero: subtract an offset that you know.
     coverage : float
         About which part of the records lies within each range.
-    adjacency : {"add_remove", "replace_one"}
+    adjacency, records_per_person
+        As in `PrivacySpec`.
     ledger, sampler
         As in `FederatedClusterer`.
     """
     check_positive(largest=largest)
     if not 0.5 <= coverage < 1:
         raise ParameterError(f"coverage={coverage}: give a number from 0.5 to below 1")
-    records = check_clients(clients, client_column, allow_none=True)
-    widest = [(-float(largest), float(largest))] * (records.n_features or 1)
+    records = check_clients(clients, client_column, person_column, allow_none=True)
+    spec = PrivacySpec(
+        epsilon=epsilon,
+        delta=delta,
+        ranges=[(-float(largest), float(largest))] * (records.n_features or 1),
+        adjacency=adjacency,
+        records_per_person=records_per_person,
+    )
     run = open_run(
-        records,
-        spec=PrivacySpec(epsilon=epsilon, delta=delta, ranges=widest, adjacency=adjacency),
+        clients,
+        spec=spec,
         client_class=ranges.RangesClient,
         rng=generator(None),
         ledger=ledger,
         sampler=sampler,
+        client_column=client_column,
+        person_column=person_column,
     )
     domain = run.session.domain
     ends = ranges.run(run.session, coverage) * domain.scale[:, None] + domain.center[:, None]
@@ -312,6 +330,7 @@ def noisy_nicv(
     ledger: Any = None,
     sampler: SamplerName = "secure",
     client_column: str | None = None,
+    person_column: str | None = None,
 ) -> ReleasedFigure:
     """Buy the mean squared distance of records to their nearest centre.
 
@@ -321,7 +340,7 @@ def noisy_nicv(
 
     Parameters
     ----------
-    clients, client_column
+    clients, client_column, person_column
         As in `FederatedClusterer.fit`.
     centers : array of shape (k, d)
         E.g. a model's ``cluster_centers_``.
@@ -334,6 +353,9 @@ def noisy_nicv(
         As in `FederatedClusterer`.
     """
     spec = _require_private(privacy)
+    points = check_records(centers, "centers", spec.n_features)
+    if cap is not None:
+        check_positive(cap=cap)
     run = open_run(
         clients,
         spec=spec,
@@ -342,14 +364,15 @@ def noisy_nicv(
         ledger=ledger,
         sampler=sampler,
         client_column=client_column,
+        person_column=person_column,
     )
     domain = run.session.domain
-    points = np.atleast_2d(np.asarray(centers, dtype=np.float64))
-    if points.shape[1] != domain.n_features or not np.isfinite(points).all():
-        raise ParameterError(f"centers: give finite rows of {domain.n_features} features")
+    if points.shape[1] != domain.n_features:
+        raise ParameterError(
+            f"centers have {points.shape[1]} features, records have {domain.n_features}"
+        )
     if cap is None:
         cap = float(np.square(domain.scale).sum())
-    check_positive(cap=cap)
     value, error = quality.run(run.session, points, float(cap))
     return ReleasedFigure(value=value, standard_error=error, **_release_of(run))
 
@@ -368,6 +391,28 @@ def _release_of(run: Run) -> dict[str, Any]:
         "anchors": dict(run.session.anchors),
         "sampler": run.sampler,
     }
+
+
+def _check_synopsis(synopsis: Synopsis) -> None:
+    """Raise a `ValueError` unless all parts of a synopsis fit together."""
+    d = synopsis.domain.n_features
+    if not synopsis.cells or set(synopsis.radius) != set(synopsis.cells):
+        raise ValueError("clients that do not match")
+    for cells in synopsis.cells.values():
+        k = len(cells.counts)
+        shapes = [np.shape(part) for part in (cells.centers, cells.counts, cells.sums)]
+        if k < 1 or shapes != [(k, d), (k,), (k, d)]:
+            raise ValueError("cells that do not match")
+        if cells.squares is not None and np.shape(cells.squares) != (k,):
+            raise ValueError("squares that do not match")
+        parts = [cells.centers, cells.counts, cells.sums, cells.squares]
+        if not all(np.isfinite(part).all() for part in parts if part is not None):
+            raise ValueError("numbers that are not finite")
+        if not (cells.count_sigma > 0 and cells.sum_sigma > 0):
+            raise ValueError("no noise")
+    for radius in synopsis.radius.values():
+        if not 0 < radius < np.inf:
+            raise ValueError("a radius that is none")
 
 
 def _listed(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from secure_fedclust.errors import ParameterError
 
+UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What goes wrong when a file is missing, or is not what it should be."""
+
 _FORMAT = "secure_fedclust result 2"
 
 
@@ -82,6 +85,9 @@ class FedClustResult:
     history : tuple of Exchange
     seconds : float
         Duration of the whole run.
+    scale : sequence of float or None
+        What each feature is divided by before distances are measured: half of its range in a
+        private run. None where features are compared as they are.
     privacy : mapping
         The privacy spec, as `PrivacySpec.from_dict` reads it.
     spent : mapping of client to float
@@ -102,6 +108,7 @@ class FedClustResult:
     seconds: float
     client_clusters: Mapping[str, list[int]] | None = None
     feature_names: Sequence[str] | None = None
+    scale: Sequence[float] | None = None
     privacy: Mapping[str, Any] = field(default_factory=dict)
     spent: Mapping[str, float] = field(default_factory=dict)
     anchors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
@@ -138,6 +145,7 @@ class FedClustResult:
             "centers": self.centers.tolist(),
             "client_clusters": self.client_clusters,
             "feature_names": self.feature_names,
+            "scale": None if self.scale is None else list(self.scale),
             "privacy": dict(self.privacy),
             "spent": dict(self.spent),
             "anchors": {client: list(anchor) for client, anchor in self.anchors.items()},
@@ -158,7 +166,7 @@ class FedClustResult:
             if content.pop("format") != _FORMAT:
                 raise ValueError("another format")
             return cls.from_dict(content)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except UNREADABLE as error:
             raise ParameterError(f"{path} is not a result that this version can read") from error
 
     @classmethod
@@ -166,6 +174,8 @@ class FedClustResult:
         """Read what `to_dict` gave."""
         values = dict(content)
         centers = np.asarray(values.pop("centers"), dtype=np.float64)
+        if centers.ndim != 2 or not centers.size or not np.isfinite(centers).all():
+            raise ValueError("centres that are none")
         history = tuple(_exchange(**exchange) for exchange in values.pop("history"))
         anchors = {
             client: (int(n), str(head)) for client, (n, head) in values.pop("anchors").items()

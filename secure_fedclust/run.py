@@ -23,6 +23,9 @@ from secure_fedclust.records import Clients, check_clients
 
 Progress = Callable[[int, int], None]
 
+MAX_NAME = 256
+"""Characters of a client's name, which a ledger keeps."""
+
 MANY_CLIPPED = 0.5
 """A client is warned when this share of its records, or more, lies outside the public region."""
 
@@ -44,11 +47,11 @@ class Run:
     """
 
     session: Session
-    records: Clients
+    records: Clients = field(repr=False)
     ledger: Ledger | None = None
     sampler: SamplerName = "secure"
-    clipped: Mapping[str, float] = field(default_factory=dict)
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    clipped: Mapping[str, float] = field(default_factory=dict, repr=False)
+    left_out: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     def guarantee(self, unproved: str | None = None) -> str:
         """What may be claimed about the run, in one sentence."""
@@ -61,9 +64,17 @@ class Run:
                 f"experiments; sampler='secure' would give {spec.describe()}"
             )
         sentence = spec.describe()
-        if self.ledger is not None and self.ledger.path is None:
-            sentence += "; for this run alone, as no ledger was given"
-        return sentence
+        if not spec.is_private:
+            return sentence
+        if self.ledger is None:
+            return f"{sentence}; for this run, provided that every client enforces the same spec"
+        if self.ledger.path is None:
+            return f"{sentence}; for this run alone, as no ledger was given"
+        limit = self.ledger.limit
+        return (
+            f"{sentence}; for this run, and for all runs on the ledger together "
+            f"(epsilon={limit.epsilon:g}, delta={limit.delta:g}) a record"
+        )
 
     def spent(self) -> dict[str, float]:
         """Epsilon that the run has cost each client, at the spec's delta: information, no claim.
@@ -101,6 +112,7 @@ def open_run(
     person_column: str | None = None,
     on_progress: Progress | None = None,
     n_exchanges: int = 1,
+    experiment: bool = False,
 ) -> Run:
     """Check what the caller gave, and make it ready to be asked.
 
@@ -118,35 +130,38 @@ def open_run(
     on_progress : function, optional
     n_exchanges : int
         How many exchanges to expect, for the progress.
+    experiment : bool
+        Whether the run has no guarantee, whatever the spec says.
     """
     check_choice("sampler", sampler, ("secure", "fast"))
-    if spec.protection != "none":
-        raise ParameterError(
-            f"protection={spec.protection!r} is not available in this version: use 'none'"
-        )
-    if spec.unit == "client":
-        raise ParameterError(
-            "unit='client' is not available with protection='none': noise that hides a whole "
-            "client would leave nothing of its message; use unit='record'"
-        )
+    check_available(spec)
     if isinstance(clients, Engine):
         return Run(Session(clients, spec, spec.n_features), Clients({}), sampler=sampler)
     records = check_clients(clients, client_column, person_column, allow_none=spec.is_private)
     left_out: dict[str, int] = {}
     if spec.records_per_person is not None:
         records, left_out = records.limit_persons(spec.records_per_person)
+    elif records.persons is not None:
+        raise ParameterError(
+            "person_column says who records are about, but not how many of them may be used: give "
+            "records_per_person in the privacy spec, or leave person_column out"
+        )
+    if spec.is_private:
+        _check_names(records)
     children = rng.spawn(len(records))
     members: dict[str, Client] = {}
-    book = None
-    if spec.is_private:
-        book = _open_ledger(ledger, spec)
+    book = _open_ledger(ledger, spec) if spec.is_private else None
+    if book is not None and book.path is not None:
+        _check_chargeable(clients, sampler, experiment)
     for (name, X), child in zip(records.items(), children, strict=True):
-        if book is not None and issubclass(client_class, PrivateClient):
+        if book is None:
+            members[name] = client_class(X, spec, child)
+        elif issubclass(client_class, PrivateClient):
             releases = Releases(name, spec, book, sampler)
             releases.require_room()
             members[name] = client_class(X, spec, child, releases)
         else:
-            members[name] = client_class(X, spec, child)
+            raise TypeError(f"{client_class.__name__} does not protect what it sends")
     done = 0
 
     def count(_: str) -> None:
@@ -160,6 +175,41 @@ def open_run(
     _warn_clipped(clipped)
     session = Session(engine, spec, records.n_features)
     return Run(session, records, book, sampler, clipped, left_out)
+
+
+def check_available(spec: PrivacySpec) -> None:
+    """Refuse a promise that this version has no protocols for."""
+    if spec.protection != "none":
+        raise ParameterError(
+            f"protection={spec.protection!r} is not available in this version: use 'none'"
+        )
+    if spec.unit == "client":
+        raise ParameterError(
+            "unit='client' is not available with protection='none': noise that hides a whole "
+            "client would leave nothing of its message; use unit='record'"
+        )
+
+
+def _check_names(records: Clients) -> None:
+    for name in records:
+        if not name or not name.isprintable() or len(name) > MAX_NAME:
+            raise ParameterError(
+                f"client {name[:40]!r}: a name is one line of 1 to {MAX_NAME} printable characters"
+            )
+
+
+def _check_chargeable(clients: Any, sampler: str, experiment: bool) -> None:
+    """Refuse to charge a ledger for what it could not stand for."""
+    if sampler == "fast" or experiment:
+        raise ParameterError(
+            "a run without a guarantee (sampler='fast' or allow_unproved=True) is not charged to a "
+            "ledger, which would look as if it had one: leave the ledger out"
+        )
+    if isinstance(clients, list | tuple):
+        raise ParameterError(
+            "a ledger keeps count by the clients' names: pass a mapping from names to records, "
+            "with the same name for the same data every time"
+        )
 
 
 def _open_ledger(ledger: Ledger | str | Path | None, spec: PrivacySpec) -> Ledger:

@@ -243,4 +243,4 @@ def test_a_person_column_is_read_and_enforced(private_config, tmp_path, capsys):
     assert "person_column" in capsys.readouterr().err
     private_config.write_text(text + 'person_column = "patient"\n')
     assert main(["run", str(private_config), "--json"]) == 0
-    assert "person with up to 2 records" in capsys.readouterr().out
+    assert "at most 2 records" in capsys.readouterr().out

@@ -389,6 +389,10 @@ class Ledger:
     ) -> None:
         self.close()
 
+    def __deepcopy__(self, memo: Any) -> Self:
+        """The same ledger: there is only one, whoever holds it."""
+        return self
+
     def __repr__(self) -> str:
         return (
             f"<{self._store.name}: epsilon={self.limit.epsilon:g}, delta={self.limit.delta:g}, "

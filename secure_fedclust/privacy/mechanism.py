@@ -25,6 +25,8 @@ visible."""
 LARGEST_RADIUS = 1 << 31
 """Grid steps in a radius, at most: exact squared lengths then fit into 64 bits."""
 
+USEFUL_NOISE = 1 << 36
+
 MAX_NOISE = 1 << 56
 """Most noise, in grid steps: what it is added to still fits into 64 bits, and into a message."""
 
@@ -78,9 +80,11 @@ def exponent_for(sensitivity: float, mu: float, fine_bits: int = FINE_BITS) -> i
     """Exponent of a grid step fine enough for a release of this sensitivity and cost.
 
     The noise, sensitivity / mu, is at least 2^12 steps, and the sensitivity at least two to the
-    power of `fine_bits`.
+    power of `fine_bits`, unless the noise would be more than 2^37 steps then.
     """
-    return math.floor(math.log2(min(sensitivity / mu / MIN_NOISE, sensitivity / 2**fine_bits)))
+    fine = math.floor(math.log2(min(sensitivity / mu / MIN_NOISE, sensitivity / 2**fine_bits)))
+    # Where noise is huge, a grid that fine is of no use, and noise must fit into 64 bits.
+    return max(fine, math.floor(math.log2(sensitivity / mu / USEFUL_NOISE)))
 
 
 def noise_level(bounded: Bounded, mu: float) -> tuple[float, float]:

@@ -69,8 +69,9 @@ class Feasibility:
         cls, signal: float, n_records: int, limit: Limit, *, poor: float, good: float
     ) -> "Feasibility":
         """Work out what would do, for a signal that grows with records and with mu."""
-        short = 1.001 * good / signal
-        epsilon = _rounded_up(epsilon_of(limit.delta, limit.mu * short))
+        short = good / signal
+        # A little more, because part of a budget is set aside for what the noise is not exact in.
+        epsilon = _rounded_up(1.001 * epsilon_of(limit.delta, limit.mu * short))
         within = epsilon if epsilon <= MAX_EPSILON else None
         return cls(signal, poor, good, math.ceil(n_records * short), within)
 

@@ -8,6 +8,7 @@ Records are in working coordinates, in which they are no longer than `sqrt(d)` (
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -28,7 +29,7 @@ from secure_fedclust.privacy.mechanism import (
 )
 from secure_fedclust.privacy.sensitivity import Adjacency, Sensitivity
 
-_BLOCK = 1 << 14
+_CELLS_AT_ONCE = 1 << 21
 _SHARE_BITS = 16
 
 
@@ -190,8 +191,8 @@ class SoftSums(_Grid):
         k, d = self.centers.shape
         radius = int(_in_steps(self.radius, exponent))
         sums, shares = np.zeros((k, d), dtype=object), np.zeros(k, dtype=object)
-        for start in range(0, len(X), _BLOCK):
-            block = X[start : start + _BLOCK]
+        for rows in _blocks(len(X), k):
+            block = X[rows]
             parts = responsibilities(block * self.scale, self.centers * self.scale)
             for j in range(k):
                 residuals = clip_rows(np.ldexp(block - self.centers[j], -exponent), radius)
@@ -306,9 +307,8 @@ class Moments(_Grid):
         weight *= 1 - 1e-12
         sums = np.zeros(self.n_features, dtype=np.int64)
         squares = np.zeros(len(rows), dtype=np.int64)
-        block = max(1, (1 << 22) // len(rows))
-        for start in range(0, len(X), block):
-            short = clip_rows(np.ldexp(X[start : start + block], -exponent), bound)
+        for block in _blocks(len(X), len(rows)):
+            short = clip_rows(np.ldexp(X[block], -exponent), bound)
             sums += np.trunc(sum_weight * (1 - 1e-12) * short).astype(np.int64).sum(axis=0)
             unit = short / bound
             products = np.trunc(unit[:, rows] * unit[:, columns] * weight * bound)
@@ -402,10 +402,8 @@ class Cost(_Grid):
         count_weight = int(_in_steps(self.cap * self.count_weight, exponent))
         squared = np.full(len(X), np.inf)
         centers = self.centers * self.scale
-        for start in range(0, len(X), _BLOCK):
-            stop = start + _BLOCK
-            distances = cdist(X[start:stop] * self.scale, centers, "sqeuclidean")
-            squared[start:stop] = distances.min(axis=1)
+        for rows in _blocks(len(X), len(centers)):
+            squared[rows] = cdist(X[rows] * self.scale, centers, "sqeuclidean").min(axis=1)
         steps = np.trunc(np.fmin(np.ldexp(squared, -exponent), cap) - cap / 2)
         fields = {
             "cost": np.array([steps.astype(np.int64).sum()]),
@@ -442,10 +440,9 @@ def clip_message(
 def nearest(X: Floats, centers: Floats) -> Ints:
     """Nearest centre of each record, which does not depend on what other records there are."""
     cells = np.empty(len(X), dtype=np.int64)
-    for start in range(0, len(X), _BLOCK):
+    for rows in _blocks(len(X), len(centers)):
         # Unlike products of matrices, this computes every distance by itself.
-        squared = cdist(X[start : start + _BLOCK], centers, "sqeuclidean")
-        cells[start : start + _BLOCK] = squared.argmin(axis=1)
+        cells[rows] = cdist(X[rows], centers, "sqeuclidean").argmin(axis=1)
     return cells
 
 
@@ -461,6 +458,12 @@ def responsibilities(X: Floats, centers: Floats) -> Ints:
     # A little less than the true share, lest rounding make the shares of a record exceed one.
     shares = np.floor(logits / total[:, None] * (2**_SHARE_BITS * (1 - 1e-12)))
     return np.asarray(np.nan_to_num(shares), dtype=np.int64)
+
+
+def _blocks(n: int, width: int) -> Iterator[slice]:
+    """Rows in blocks, so that room for `width` numbers a row does not grow with their number."""
+    size = min(max(1, _CELLS_AT_ONCE // width), 1 << 14)
+    return (slice(start, start + size) for start in range(0, n, size))
 
 
 def _held(totals: Any) -> Ints:

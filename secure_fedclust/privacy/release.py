@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from secure_fedclust.arrays import Floats
-from secure_fedclust.errors import BudgetExceeded, LedgerError
+from secure_fedclust.errors import BudgetExceeded, LedgerError, ParameterError
 from secure_fedclust.privacy.accounting import Limit, epsilon_of
 from secure_fedclust.privacy.ledger import Anchor, Charge, Ledger
 from secure_fedclust.privacy.mechanism import (
@@ -80,6 +80,8 @@ class Releases:
             When the run's plan or the ledger's lifetime budget does not allow it. Nothing is
             computed from noise, and nothing is charged.
         """
+        if not 0 < share <= 1:
+            raise ParameterError(f"share={share}: give a part of the budget, above 0 and up to 1")
         mu = self.limit.mu * math.sqrt(share)
         adjacency = self.spec.adjacency
         exponent = query.exponent(adjacency, mu)

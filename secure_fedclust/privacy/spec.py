@@ -58,7 +58,9 @@ class PrivacySpec:
     public_size : int, optional
         About how many records a client holds, if that is no secret. Never taken from the data.
     records_per_person : int, optional
-        Persons have at most so many records at a client: what exceeds it is left out.
+        Of each person at most so many records at a client are used, the first ones. What is
+        claimed is then the privacy of a person, whose epsilon is larger: `epsilon` is what one
+        record costs.
     reason : str, optional
         Why there is no differential privacy; see `PrivacySpec.none`.
 
@@ -131,29 +133,29 @@ that holds the records; if you know neither, private_ranges() buys them
         """Say the guarantee in one sentence."""
         if not self.is_private:
             return f"NO DP CLAIM: messages leave the clients unprotected ({self.reason})"
-        what = "record" if self.unit == "record" else "client's data"
-        change = {
-            ("record", "add_remove"): "adding or removing one",
-            ("record", "replace_one"): "changing one (clients' sizes are public)",
-            ("client", "add_remove"): "leaving them all out",
-            ("client", "replace_one"): "exchanging them all",
-        }[self.unit, self.adjacency]
+        epsilon = self.epsilon
+        if self.records_per_person is not None:
+            what = f"person, of whom at most {self.records_per_person} records at a client are used"
+            change = "adding or removing all records of one"
+            epsilon = float(f"{self.person_epsilon():.4g}")
+        else:
+            what = "record" if self.unit == "record" else "client's data"
+            change = {
+                ("record", "add_remove"): "adding or removing one",
+                ("record", "replace_one"): "changing one (clients' sizes are public)",
+                ("client", "add_remove"): "leaving them all out",
+                ("client", "replace_one"): "exchanging them all",
+            }[self.unit, self.adjacency]
         who = {
             "none": "everybody who sees what clients send, the server included",
             "masking": f"the server and up to {self.colluders} colluding clients",
             "ckks": f"the server and up to {self.colluders} colluding clients",
         }[self.protection]
-        sentence = (
-            f"(epsilon={self.epsilon:g}, delta={self.delta:g})-differential privacy for each "
+        return (
+            f"(epsilon={epsilon:g}, delta={self.delta:g})-differential privacy for each "
             f"{what}, against {who}: {change} makes nothing they can see more than "
-            f"e^{self.epsilon:g} times as likely, but for a probability of {self.delta:g}"
+            f"e^{epsilon:g} times as likely, but for a probability of {self.delta:g}"
         )
-        if self.records_per_person is not None:
-            sentence += (
-                f"; for a person with up to {self.records_per_person} records at one client "
-                f"(epsilon={self.person_epsilon():.3g}, delta={self.delta:g})"
-            )
-        return sentence
 
     def person_epsilon(self) -> float:
         """Epsilon for a person with `records_per_person` records at one client, at this delta."""
@@ -180,6 +182,8 @@ that holds the records; if you know neither, private_ranges() buys them
         n_records : int, optional
             About how many records a client holds; `public_size` if not given.
         """
+        if isinstance(model, type):
+            raise ParameterError(f"model is the class {model.__name__}: give one, with its numbers")
         records = self.public_size if n_records is None else n_records
         return model.plan(self, n_clients=n_clients, n_features=n_features, n_records=records)
 
@@ -245,6 +249,14 @@ that holds the records; if you know neither, private_ranges() buys them
             value = getattr(self, name)
             if (value is not None or name == "colluders") and not _is_count(value, least):
                 yield f"{name}={value!r}: give a whole number of at least {least}"
+        if self.records_per_person is not None and (self.unit, self.adjacency) != (
+            "record",
+            "add_remove",
+        ):
+            yield (
+                "records_per_person goes with unit='record' and adjacency='add_remove' only: who a "
+                "record is about decides how many are used"
+            )
         survivors = self.min_survivors
         counts = _is_count(survivors, 1) and _is_count(self.colluders, 0)
         if survivors is not None and counts and survivors <= self.colluders:

@@ -168,6 +168,11 @@ class Store:
             raise LedgerError(f"{self.name} is closed: open it again")
         if self._process != os.getpid():
             raise LedgerError(f"{self.name} was opened in another process: open it in this one")
+        if self.path is not None and _links(self.path) > 1:
+            raise LedgerError(
+                f"{self.name} has a second name (a hard link), under which others would spend the "
+                "same budget again: remove one, and mount folders, not single files"
+            )
         if self._identity() != self._file:
             raise LedgerError(f"{self.name} was removed or replaced while in use: {KEEP_IT}")
 
@@ -180,6 +185,13 @@ class Store:
         except OSError:
             return (-1, -1)
         return (found.st_dev, found.st_ino)
+
+
+def _links(path: Path) -> int:
+    try:
+        return os.stat(path).st_nlink
+    except OSError:
+        return 0
 
 
 class Layout:

@@ -14,7 +14,6 @@ import numpy as np
 from secure_fedclust.arrays import Floats
 from secure_fedclust.messages import Array, Real, Values, private_stage, steps
 from secure_fedclust.privacy.domain import Domain
-from secure_fedclust.privacy.mechanism import Noisy
 from secure_fedclust.privacy.queries import Cells, CellSums
 from secure_fedclust.protocols.client import PrivateClient
 from secure_fedclust.protocols.session import Session
@@ -53,7 +52,7 @@ def ask_each(session: Session, query: CellSums, share: float) -> dict[str, Cells
     return session.ask_all(
         CELLS,
         bounds,
-        lambda _, reply: read_cells(query, reply),
+        lambda _, reply: read_cells(session, query, reply, share),
         centers=query.centers,
         radius=query.radius,
         count_weight=query.count_weight,
@@ -62,14 +61,9 @@ def ask_each(session: Session, query: CellSums, share: float) -> dict[str, Cells
     )
 
 
-def read_cells(query: CellSums, reply: Values) -> Cells:
+def read_cells(session: Session, query: CellSums, reply: Values, share: float) -> Cells:
     """A reply to `CELLS` in real terms."""
-    return query.read(noisy_of(reply, ("counts", "sums", "squares")))
-
-
-def noisy_of(reply: Values, names: tuple[str, ...]) -> Noisy:
-    """The noisy part of a reply of a private stage."""
-    return Noisy({name: reply[name] for name in names}, reply["exponent"], reply["sigma"])
+    return query.read(session.noisy(reply, ("counts", "sums", "squares"), query, share))
 
 
 def pooled(parts: list[Cells]) -> Cells:

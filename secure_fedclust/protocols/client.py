@@ -54,6 +54,7 @@ class Client:
         Randomness of the algorithm.
     """
 
+    max_clusters: ClassVar[int] = MAX_CLUSTERS
     _stages: ClassVar[dict[str, tuple[Stage, tuple[Stage | None, ...], str]]] = {}
 
     def __init__(self, X: Floats, spec: PrivacySpec, rng: np.random.Generator) -> None:
@@ -90,7 +91,7 @@ class Client:
         if self._stage not in after:
             before = "at the beginning" if self._stage is None else f"after {self._stage.name}"
             raise ProtocolError(f"{stage.name} may not be asked {before}")
-        bounds: Bounds = {"d": self.X.shape[1], "k": (1, MAX_CLUSTERS)}
+        bounds: Bounds = {"d": self.X.shape[1], "k": (1, self.max_clusters), "edges": (2, 1 << 16)}
         request, _ = stage.request.decode(data, run=run, step=step, bounds=bounds)
         self._asked = envelope
         reply = stage.reply.encode(getattr(self, method)(**request), run=run, step=step)
@@ -123,6 +124,9 @@ class PrivateClient(Client):
         Randomness of what is computed from released values; noise never comes from it.
     releases : Releases
     """
+
+    # Room for one block of records' distances is set aside whatever the number of records is.
+    max_clusters = 1 << 16
 
     def __init__(
         self, X: Floats, spec: PrivacySpec, rng: np.random.Generator, releases: Releases

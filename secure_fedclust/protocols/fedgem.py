@@ -46,7 +46,7 @@ from secure_fedclust.messages import (
 )
 from secure_fedclust.privacy.domain import Domain
 from secure_fedclust.privacy.queries import FloorMeans, SoftSums
-from secure_fedclust.protocols.cells import CELLS, Summary, moved, noisy_of
+from secure_fedclust.protocols.cells import CELLS, Summary, moved
 from secure_fedclust.protocols.client import MAX_CLUSTERS, Client, answers
 from secure_fedclust.protocols.clustering import Clustering
 from secure_fedclust.protocols.seeding import padded, public_spread, round_count_weight
@@ -278,8 +278,7 @@ def run_private(
     domain = session.domain
     centers = _private_seeds(session, n_components, rounds, collect_seeds, rng)
     share = (1 - rounds.seed_share) / n_rounds
-    # Clusters of unit covariance: twice the root mean square distance of their records.
-    radius = min(2 * float(np.sqrt(np.square(1 / domain.scale).sum())), 2 * domain.bound)
+    radius = component_radius(domain)
     found: dict[str, _Components] = {}
     for _ in range(n_rounds):
         requests = {
@@ -304,6 +303,14 @@ def run_private(
         radii = fedgem.client_final_radii(maximisers, max(float(n or 1), 1.0), final_radius)
         final.append((client, maximisers, radii))
     return _merge(session, final)
+
+
+def component_radius(domain: Domain) -> float:
+    """How far records count: twice their root mean square distance in a cluster of unit covariance.
+
+    In working coordinates, and never more than the region is wide.
+    """
+    return min(2 * float(np.sqrt(np.square(1 / domain.scale).sum())), 2 * domain.bound)
 
 
 @dataclass(frozen=True)
@@ -333,7 +340,8 @@ def _ask_sums(session: Session, requests: dict[str, Values]) -> dict[str, _Compo
     def read(client: str, reply: Values) -> _Components:
         radius = requests[client]["radius"]
         query = _soft_sums(domain.hold(reply["start"]), radius, domain)
-        cells = query.read(noisy_of(reply, ("counts", "sums")))
+        share = requests[client]["share"] / requests[client]["n_steps"]
+        cells = query.read(session.noisy(reply, ("counts", "sums"), query, share))
         weights = np.maximum(cells.counts, cells.count_sigma)
         n = float(np.maximum(cells.counts, 0).sum())
         maximisers = moved(cells, radius, domain)
@@ -358,8 +366,11 @@ def _ask_means(
 
     def read(client: str, reply: Values) -> _Components:
         start = domain.hold(reply["start"])
-        soft = _soft_sums(start, requests[client]["radius"], domain)
-        means, sigma = FloorMeans(soft, rounds.floor[client]).read(noisy_of(reply, ("means",)))
+        request = asked[client]
+        soft = _soft_sums(start, request["radius"], domain)
+        query = FloorMeans(soft, request["floor"], request["bound"] == "theorem9")
+        share = request["share"] / request["n_steps"]
+        means, sigma = query.read(session.noisy(reply, ("means",), query, share))
         noise = np.full(len(start), sigma)
         return _Components(start, domain.hold(start + means), noise, None)
 

@@ -178,7 +178,8 @@ def run_private(
     centers = private_seeds(session, n_clusters, recipe, n_init, rng)
     if session.history:
         session.note_centers(session.domain.leave(centers))
-    return Clustering(session.domain.leave(run_rounds(session, centers, recipe.shares)))
+    centers, n_records = run_rounds(session, centers, recipe.shares)
+    return Clustering(session.domain.leave(centers), n_records=n_records)
 
 
 def run_on_synopsis(

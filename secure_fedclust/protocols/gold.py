@@ -46,6 +46,11 @@ def run(session: Session, *, n_clusters: int | None, rng: np.random.Generator) -
 def run_on_synopsis(
     synopsis: Synopsis, *, n_clusters: int | None, rng: np.random.Generator
 ) -> Clustering:
-    """The server's side, from what was released."""
+    """The server's side, from what was released.
+
+    GOLD wants features of unit variance. That of the released points costs nothing to know.
+    """
     points = np.concatenate([part.points for part in synopsis.summaries().values()])
-    return Clustering(synopsis.domain.leave(gold.server_cluster(points, n_clusters, rng)))
+    spread = np.maximum(points.std(axis=0), 1e-9)
+    centers = gold.server_cluster(points / spread, n_clusters, rng) * spread
+    return Clustering(synopsis.domain.leave(centers))

@@ -1,14 +1,18 @@
 """How well centres fit, as one noisy figure: the mean squared distance to the nearest centre."""
 
 import math
+import warnings
 from typing import Any
 
 from secure_fedclust.arrays import Floats
+from secure_fedclust.errors import PrivacyWarning
 from secure_fedclust.messages import Array, Real, Values, private_stage, steps
 from secure_fedclust.privacy.queries import Cost
-from secure_fedclust.protocols.cells import noisy_of
 from secure_fedclust.protocols.client import PrivateClient, answers
 from secure_fedclust.protocols.session import Session
+
+FEW = 5
+"""Standard deviations of the noise below which a number of records is too small to divide by."""
 
 COST = private_stage(
     "quality/cost",
@@ -33,16 +37,23 @@ class QualityClient(PrivateClient):
 def run(session: Session, centers: Floats, cap: float) -> tuple[float, float]:
     """The server's side: the figure and its standard error, in the caller's coordinates."""
     domain = session.domain
-    working = domain.hold((centers - domain.center) / domain.scale)
+    working = (centers - domain.center) / domain.scale
     query = Cost(working, domain.scale, cap)
 
     def read(_: str, reply: Values) -> tuple[float, float, float, float]:
-        return query.read(noisy_of(reply, ("cost", "count")))
+        return query.read(session.noisy(reply, ("cost", "count"), query))
 
     asked = {"centers": working, "cap": cap, "share": 1.0}
     parts = list(session.ask_all(COST, {"one": 1}, read, **asked).values())
     total = sum(part[0] for part in parts)
-    count = max(sum(part[2] for part in parts), 1.0)
+    count = sum(part[2] for part in parts)
+    if count < FEW * math.hypot(*(part[3] for part in parts)):
+        warnings.warn(
+            "too few records for this much noise: the figure means nothing; give more epsilon",
+            PrivacyWarning,
+            stacklevel=3,
+        )
+    count = max(count, 1.0)
     figure = min(max(total / count, 0.0), cap)
     # The total was centred with the noisy count, so that their noise is partly the same.
     noise = math.hypot(*(part[1] for part in parts))

@@ -6,20 +6,23 @@ clients. A range leaves out the ends that hold less than a small part of the rec
 """
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
 
 from secure_fedclust.arrays import Floats
+from secure_fedclust.errors import PrivacyWarning
 from secure_fedclust.messages import Array, Values, private_stage, steps
 from secure_fedclust.privacy.queries import Histograms
-from secure_fedclust.protocols.cells import noisy_of
 from secure_fedclust.protocols.client import PrivateClient, answers
 from secure_fedclust.protocols.session import Session
 
 DOUBLINGS = 40
 LINEAR_BINS = 64
 TAKEN_BACK = 4
+ENOUGH = 100
+"""Records over the noise of a count, from which ranges could be relied on in our trials."""
 
 HISTOGRAMS = private_stage(
     "ranges/histograms",
@@ -46,7 +49,15 @@ def run(session: Session, coverage: float) -> Floats:
     d = session.domain.n_features
     positive = np.ldexp(1.0, np.arange(-DOUBLINGS, 1))
     coarse = np.tile(np.concatenate([-positive[::-1], [0.0], positive]), (d, 1))
-    rough = _occupied(coarse, *_ask(session, coarse))
+    counts, sigma = _ask(session, coarse)
+    if counts.sum(axis=1).min() < ENOUGH * sigma:
+        warnings.warn(
+            "too few records for this much noise: the ranges may leave out many records, or "
+            "be far too wide; give more epsilon",
+            PrivacyWarning,
+            stacklevel=3,
+        )
+    rough = _occupied(coarse, counts, sigma)
     fine = np.linspace(rough[:, 0], rough[:, 1], LINEAR_BINS + 1, axis=1)
     return _covering(fine, *_ask(session, fine), coverage)
 
@@ -56,7 +67,7 @@ def _ask(session: Session, edges: Floats) -> tuple[Floats, float]:
     query = Histograms(edges)
 
     def read(_: str, reply: Values) -> tuple[Floats, float]:
-        return query.read(noisy_of(reply, ("counts",)))
+        return query.read(session.noisy(reply, ("counts",), query, 0.5))
 
     parts = session.ask_all(HISTOGRAMS, bounds, read, edges=edges, share=0.5).values()
     return np.sum([counts for counts, _ in parts], axis=0), math.hypot(*(s for _, s in parts))

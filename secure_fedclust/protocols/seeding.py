@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from secure_fedclust.algorithms.lloyd import kmeans
+from secure_fedclust.algorithms.lloyd import assign, kmeans
 from secure_fedclust.arrays import Floats
 from secure_fedclust.messages import Values, private_stage, steps
 from secure_fedclust.privacy.domain import Domain
@@ -26,7 +26,6 @@ from secure_fedclust.protocols.cells import (
     answer_cells,
     ask_cells,
     moved,
-    noisy_of,
     summarise,
 )
 from secure_fedclust.protocols.client import PrivateClient, answers
@@ -38,6 +37,8 @@ GRID_FEATURES = 2
 MOST_CELLS = 4096
 FEWEST_CELLS = 64
 MOST_ROUND_CELLS = 400
+
+MANY_SEEDS = 500
 
 N_SYNTHETIC = 4000
 """Points drawn from the Gaussian that has the released moments."""
@@ -174,11 +175,13 @@ def gaussian_spread(
     """Centres spread over a Gaussian, and the root mean square distance of its points to them."""
     values, vectors = np.linalg.eigh(covariance)
     spread = np.sqrt(np.clip(values, 1e-6, 4.0))
-    size = max(N_SYNTHETIC, 50 * n_seeds)
+    size = max(N_SYNTHETIC, 20 * n_seeds if n_seeds <= MANY_SEEDS else 2 * n_seeds)
     points = rng.normal(size=(size, domain.n_features)) * spread @ vectors.T
     points = domain.hold(points + domain.hold(mean[None]))
-    centers, labels = kmeans(points, n_seeds, rng)
-    rms = math.sqrt(np.square(points - centers[labels]).sum(axis=1).mean())
+    # K-means for very many centres takes minutes, and places them hardly better than chance.
+    centers = kmeans(points, n_seeds, rng)[0] if n_seeds <= MANY_SEEDS else points[:n_seeds]
+    some = points[-N_SYNTHETIC:]
+    rms = math.sqrt(np.square(some - centers[assign(some, centers)]).sum(axis=1).mean())
     if len(centers) < n_seeds:  # points on one spot: reply lengths must not tell
         repeats = np.resize(np.arange(len(centers)), n_seeds)
         centers = centers[repeats]
@@ -202,7 +205,7 @@ def ask_moments(session: Session, share: float) -> tuple[Floats, Floats]:
     query = Moments(d)
 
     def read(_: str, reply: Values) -> tuple[float, float, Floats, Floats]:
-        return query.totals(noisy_of(reply, ("count", "sums", "squares")))
+        return query.totals(session.noisy(reply, ("count", "sums", "squares"), query, share))
 
     totals = session.ask_all(MOMENTS, bounds, read, share=share).values()
     return query.mean_and_covariance(*(sum(parts) for parts in zip(*totals, strict=True)))
@@ -239,8 +242,17 @@ def padded(centers: Floats, n_clusters: int, domain: Domain, rng: np.random.Gene
     return np.concatenate([centers, public_spread(domain, missing, rng)])
 
 
-def run_rounds(session: Session, centers: Floats, shares: tuple[float, ...]) -> Floats:
-    """Private k-means rounds from given centres, one for each share."""
+def run_rounds(
+    session: Session, centers: Floats, shares: tuple[float, ...]
+) -> tuple[Floats, float]:
+    """Private k-means rounds from given centres, one for each share.
+
+    Returns
+    -------
+    centers : array of shape (k, d)
+    n_records : float
+        The noisy number of records of a client, on average.
+    """
     domain = session.domain
     k, d = centers.shape
     radius = round_radius(d, k)
@@ -248,4 +260,5 @@ def run_rounds(session: Session, centers: Floats, shares: tuple[float, ...]) -> 
         cells = ask_cells(session, CellSums(centers, radius, round_count_weight(d)), share)
         centers = moved(cells, radius, domain)
         session.note_centers(domain.leave(centers))
-    return centers
+    n_replies = len(session.clients) - len(session.history[-1].absent)
+    return centers, max(float(cells.counts.sum()) / max(n_replies, 1), 1.0)

@@ -1,5 +1,6 @@
 """The server's end of a protocol: asks the clients, checks what comes back, keeps the record."""
 
+import math
 import secrets
 import time
 import warnings
@@ -18,12 +19,16 @@ from secure_fedclust.errors import (
 from secure_fedclust.messages import Bounds, Stage, Values
 from secure_fedclust.privacy.accounting import Limit
 from secure_fedclust.privacy.domain import Domain
+from secure_fedclust.privacy.mechanism import Noisy
+from secure_fedclust.privacy.queries import Query
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.result import Exchange
 
 Replies = dict[str, Values]
 
 MAX_FEATURES = 1 << 20
+
+_GRID_ROUNDING = 1e-3
 
 
 class Session:
@@ -167,6 +172,27 @@ class Session:
                 f"({len(rejected)} set aside); see the clients' logs"
             )
         return found
+
+    def noisy(
+        self, reply: Values, names: tuple[str, ...], query: Query, share: float = 1.0
+    ) -> Noisy:
+        """The noisy part of a reply of a private stage, which must be as noisy as the spec asks.
+
+        Parameters
+        ----------
+        reply : fields of the reply
+        names : tuple of str
+            Those that are noisy.
+        query : Query
+            What was asked.
+        share : float
+            Of the run's budget, that it was asked for.
+        """
+        sensitivity = query.sensitivity(self.spec.adjacency).value
+        wanted = sensitivity / (self.limit.mu * math.sqrt(share))
+        if math.ldexp(reply["sigma"], reply["exponent"]) < wanted * (1 - _GRID_ROUNDING):
+            raise ProtocolError("the reply has less noise than the privacy spec asks for")
+        return Noisy({name: reply[name] for name in names}, reply["exponent"], reply["sigma"])
 
     def note_centers(self, centers: Floats) -> None:
         """Keep the global centres that came out of the last exchange."""

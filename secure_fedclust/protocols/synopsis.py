@@ -166,7 +166,8 @@ def collect(
         radius = min(reply["radius"], 2 * RADIUS_FACTOR * domain.bound)
         weight = round_count_weight(domain.n_features)
         query = CellSums(domain.hold(reply["centers"]), radius, weight, SQUARE_WEIGHT)
-        return read_cells(query, reply), radius
+        last = (1 - MOMENTS_SHARE) / n_rounds * share
+        return read_cells(session, query, reply, last), radius
 
     replies = session.ask(
         MICRO,
