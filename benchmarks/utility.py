@@ -107,12 +107,22 @@ class Federation:
         """ARI of all records together."""
         return adjusted_rand(np.concatenate(self.truth), np.concatenate(model.labels_))
 
-    def nicv(self, centers: Floats) -> float:
-        """Mean squared distance to the nearest centre, with ranges scaled to [-1, 1]."""
+    def central_score(self, n_clusters: int, seed: int) -> float:
+        """ARI of k-means on all records, with ranges scaled as private runs scale them."""
+        X = self.scaled(np.concatenate(self.clients))
+        centers = central_kmeans(X, n_clusters, np.random.default_rng(seed))
+        return adjusted_rand(np.concatenate(self.truth), assign(X, centers))
+
+    def scaled(self, X: Floats) -> Floats:
+        """Ranges to [-1, 1]."""
         low, high = np.asarray(self.spec["ranges"]).T
-        X, scale = np.concatenate(self.clients), (high - low) / 2
-        nearest = centers[assign(X, centers)]
-        return float(np.square((X - nearest) / scale).sum(axis=1).mean())
+        return np.asarray((X - low) / (high - low) * 2 - 1)
+
+    def nicv(self, scaled_centers: Floats) -> float:
+        """Mean squared distance to the nearest centre, with ranges scaled to [-1, 1]."""
+        X = self.scaled(np.concatenate(self.clients))
+        nearest = scaled_centers[assign(X, scaled_centers)]
+        return float(np.square(X - nearest).sum(axis=1).mean())
 
 
 def federation(X: Floats, y: Ints, parts: list[Ints], delta: float) -> Federation:
@@ -149,9 +159,7 @@ def one_shot(options: Options) -> Part:
         central = []
         for seed in range(options.seeds):
             federated = divided(setting, options, seed)
-            rng = np.random.default_rng(seed)
-            X, y = np.concatenate(federated.clients), np.concatenate(federated.truth)
-            central.append(adjusted_rand(y, assign(X, central_kmeans(X, setting.n_clusters, rng))))
+            central.append(federated.central_score(setting.n_clusters, seed))
             for epsilon in EPSILONS:
                 model = FKM(setting.n_clusters, one_shot=True)
                 scores[epsilon].append(
@@ -250,14 +258,13 @@ def sets(options: Options) -> Part:
         found: dict[str, list[float]] = {kind: [] for kind in ratios}
         for seed in range(options.seeds):
             federated = divided(setting, options, seed)
-            low, high = np.asarray(federated.spec["ranges"]).T
-            scaled = (np.concatenate(federated.clients) - low) / (high - low) * 2 - 1
-            best = central_kmeans(scaled, k, np.random.default_rng(seed))
-            reference = federated.nicv((best + 1) / 2 * (high - low) + low)
+            pooled = federated.scaled(np.concatenate(federated.clients))
+            best = central_kmeans(pooled, k, np.random.default_rng(seed))
+            reference = federated.nicv(best)
             for kind in ratios:
                 model = FKM(k, one_shot=kind != "FKM")
                 centers = fitted(model, federated, 1.0, options, seed).cluster_centers_
-                found[kind].append(federated.nicv(centers) / reference)
+                found[kind].append(federated.nicv(federated.scaled(centers)) / reference)
         rows.append([name, *(mean_sd(found[kind], 3) for kind in ratios)])
         for kind in ratios:
             ratios[kind].append(float(np.mean(found[kind])))

@@ -70,10 +70,12 @@ class Run:
             return f"{sentence}; for this run, provided that every client enforces the same spec"
         if self.ledger.path is None:
             return f"{sentence}; for this run alone, as no ledger was given"
-        limit = self.ledger.limit
+        limit, persons = self.ledger.limit, spec.records_per_person
+        epsilon = limit.epsilon if persons is None else limit.group_epsilon(persons)
         return (
             f"{sentence}; for this run, and for all runs on the ledger together "
-            f"(epsilon={limit.epsilon:g}, delta={limit.delta:g}) a record"
+            f"(epsilon={epsilon:.4g}, delta={limit.delta:g})"
+            + ("" if persons is None else f", if none uses more than {persons} records of a person")
         )
 
     def spent(self) -> dict[str, float]:
@@ -141,7 +143,7 @@ def open_run(
     left_out: dict[str, int] = {}
     if spec.records_per_person is not None:
         records, left_out = records.limit_persons(spec.records_per_person)
-    elif records.persons is not None:
+    elif spec.is_private and records.persons is not None:
         raise ParameterError(
             "person_column says who records are about, but not how many of them may be used: give "
             "records_per_person in the privacy spec, or leave person_column out"

@@ -19,9 +19,9 @@ ALLOWED = {
     "metrics": LEAVES | {"records"},
     "protocols": LEAVES | {"algorithms", "privacy", "engines", "result"},
     "run": LEAVES | {"privacy", "protocols", "engines", "records"},
-    "released": LEAVES | {"algorithms", "privacy", "protocols", "records", "run"},
+    "released": LEAVES | {"algorithms", "privacy", "protocols", "records", "result", "run"},
     "base": LEAVES | {"algorithms", "privacy", "protocols", "records", "result", "released", "run"},
-    "estimators": LEAVES | {"privacy", "protocols", "base"},
+    "estimators": LEAVES | {"privacy", "protocols", "result", "base"},
 }
 
 

@@ -114,7 +114,7 @@ def no_draw(monkeypatch):
 # What it finds.
 
 
-@pytest.mark.parametrize("name", ["FKM", "FKM one_shot", "KFed", "FeCA", "GOLD"])
+@pytest.mark.parametrize("name", ["FKM", "FKM one_shot", "FKM public", "KFed", "FeCA"])
 def test_separated_clusters_are_found_in_spite_of_the_noise(name, fitted):
     centers = fitted[name].cluster_centers_
     distances = np.linalg.norm(TRUTH[:, None] - centers[None], axis=2)
@@ -157,7 +157,9 @@ def test_the_guarantee_is_the_specs_sentence_and_says_what_it_covers(name, fitte
 def test_with_a_ledger_the_guarantee_is_not_for_this_run_alone(tmp_path):
     Ledger.create(tmp_path / "l", epsilon=4.0, delta=1e-5).close()
     model = model_of("FKM", sampler="secure", ledger=tmp_path / "l").fit(CLIENTS)
-    assert model.guarantee_ == spec_of().describe()
+    assert model.guarantee_ == spec_of().describe() + (
+        "; for this run, and for all runs on the ledger together (epsilon=4, delta=1e-05) a record"
+    )
 
 
 @each
@@ -188,10 +190,13 @@ def test_fast_noise_is_no_basis_for_a_claim_anywhere(name, tmp_path):
     for text in everything_said(model, tmp_path):
         assert "NO DP CLAIM" in text and "sampler='fast'" in text
     assert json.loads((tmp_path / "result.json").read_text())["sampler"] == "fast"
+
+
+def test_fast_noise_is_no_basis_for_a_claim_of_single_releases():
     for released in (
-        release_synopsis(FEW, privacy=spec_of(), n_clusters=3, sampler="fast"),
-        noisy_nicv(FEW, TRUTH, privacy=spec_of(), sampler="fast"),
-        private_ranges(FEW, epsilon=1, delta=1e-5, largest=100, sampler="fast"),
+        release_synopsis(CLIENTS, privacy=spec_of(), n_clusters=3, sampler="fast"),
+        noisy_nicv(CLIENTS, TRUTH, privacy=spec_of(), sampler="fast"),
+        private_ranges(CLIENTS, epsilon=4, delta=1e-5, largest=100, sampler="fast"),
     ):
         assert released.guarantee.startswith("NO DP CLAIM") and released.sampler == "fast"
 
@@ -244,10 +249,37 @@ def test_a_floor_is_enforced_or_not_by_a_plain_word(word):
         quietly(FKM(3, one_shot=word, privacy=spec_of(), sampler="fast"), FEW)
 
 
-def test_an_unproved_parameter_that_is_not_used_does_no_harm():
-    """On a synopsis there are no local seeds and no floor."""
-    model = FedGEM(4, seeding="local", enforce_floor=False, privacy=spec_of(), random_state=0)
-    assert "NO DP CLAIM" not in quietly(model, CLIENTS).guarantee_
+def test_an_engine_s_clients_are_said_to_be_taken_at_their_word():
+    spec = spec_of()
+    model = model_of("FKM", sampler="secure")
+    handlers = {}
+    for name, X in CLIENTS.items():
+        ledger = Ledger.create(None, epsilon=4.0, delta=1e-5)
+        releases = Releases(name, spec, ledger, "secure")
+        handlers[name] = model._client_for(spec)(X, spec, np.random.default_rng(), releases).handle
+    model.fit(InProcessEngine(handlers))
+    assert "provided that every client enforces the same spec" in model.guarantee_
+    assert model.privacy_spent_["ada"] == pytest.approx(4.0, abs=1e-2)
+
+
+def test_a_ledger_file_is_not_charged_for_what_has_no_guarantee(tmp_path, no_draw):
+    path = tmp_path / "ledger.sqlite"
+    Ledger.create(path, epsilon=4.0, delta=1e-5).close()
+    unproved = clone(UNPROVED["seeding='local'"]).set_params(
+        privacy=spec_of(), ledger=path, allow_unproved=True
+    )
+    for model in (model_of("FKM", ledger=path), unproved):
+        with pytest.raises(ParameterError, match=r"a run without a guarantee .* leave the ledger"):
+            model.fit(CLIENTS)
+    with Ledger.open(path) as ledger:
+        assert ledger.rows() == []
+
+
+def test_a_ledger_file_needs_clients_with_names(tmp_path, no_draw):
+    path = tmp_path / "ledger.sqlite"
+    Ledger.create(path, epsilon=4.0, delta=1e-5).close()
+    with pytest.raises(ParameterError, match="pass a mapping from names to records"):
+        model_of("FKM", ledger=path, sampler="secure").fit(list(CLIENTS.values()))
 
 
 # What it refuses.
@@ -280,6 +312,9 @@ def test_an_unproved_parameter_that_is_not_used_does_no_harm():
         (FedGEM(4, calibration="floor", floor=0.5), {}, "floor=0.5: give a number from 1"),
         (FedGEM(4, calibration="noise"), {}, "calibration='noise': give one of synopsis"),
         (FKM(4, seeding="local"), {}, "seeding='local': give one of private, public"),
+        (FedGEM(4, seeding="local"), {}, "seeding='local' has no effect with calibration='syn"),
+        (FedGEM(4, floor=9), {}, "floor and enforce_floor have no effect with calibration='syn"),
+        (FedGEM(4, calibration="sums", enforce_floor=False), {}, "enforce_floor have no effect"),
         (FKM(4, sampler="numpy"), {}, "sampler='numpy': give one of secure, fast"),
         (FKM(4, ledger=7), {}, "ledger=7: give a path, a Ledger or None"),
     ],
@@ -305,13 +340,13 @@ def test_a_ledger_for_something_else_is_refused(header, message, tmp_path, no_dr
     path = tmp_path / "ledger.sqlite"
     Ledger.create(path, epsilon=4.0, delta=1e-5, **header).close()
     with pytest.raises(LedgerError, match=message):
-        model_of("FKM", ledger=path).fit(CLIENTS)
+        model_of("FKM", ledger=path, sampler="secure").fit(CLIENTS)
 
 
 def test_a_ledger_that_is_not_there_is_not_made_on_the_way(tmp_path, no_draw):
     path = tmp_path / "nowhere.sqlite"
     with pytest.raises(LedgerError, match=r"nowhere\.sqlite"):
-        model_of("FKM", ledger=path).fit(CLIENTS)
+        model_of("FKM", ledger=path, sampler="secure").fit(CLIENTS)
     assert not path.exists()
 
 
@@ -319,7 +354,7 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path, no_draw):
     path = tmp_path / "notes.txt"
     path.write_text("not a ledger")
     with pytest.raises(LedgerError):
-        model_of("FKM", ledger=path).fit(CLIENTS)
+        model_of("FKM", ledger=path, sampler="secure").fit(CLIENTS)
     assert path.read_text() == "not a ledger"
 
 
@@ -474,7 +509,7 @@ def test_nothing_secret_shows_in_what_is_printed_saved_or_logged(name, tmp_path,
     Ledger.create(path, epsilon=4.0, delta=1e-5).close()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = model_of(name, ledger=path).fit(clients)
+        model = model_of(name, ledger=path, sampler="secure").fit(clients)
     model.result_.save(tmp_path / "result.json")
     model.save(tmp_path / "model.json")
     texts = [
@@ -503,7 +538,7 @@ def test_nothing_secret_shows_in_what_is_printed_saved_or_logged(name, tmp_path,
 def test_the_ledger_file_holds_no_record_and_no_exact_sum(tmp_path):
     path = tmp_path / "ledger.sqlite"
     Ledger.create(path, epsilon=4.0, delta=1e-5).close()
-    model = model_of("FKM", ledger=path).fit(CLIENTS)
+    model = model_of("FKM", ledger=path, sampler="secure").fit(CLIENTS)
     model.ledger_.close()
     stored = path.read_bytes()
     for value in CLIENTS["ada"][:200].ravel():
@@ -654,7 +689,7 @@ def test_a_damaged_model_is_refused(damage, tmp_path):
 def test_estimators_can_be_cloned_with_a_ledger_file(name, tmp_path):
     path = tmp_path / "ledger.sqlite"
     Ledger.create(path, epsilon=20.0, delta=1e-5).close()
-    model = quietly(model_of(name, ledger=path), FEW)
+    model = quietly(model_of(name, ledger=path, sampler="secure"), FEW)
     twin = clone(model)
     assert twin.get_params() == model.get_params() and twin.ledger == path
     assert not hasattr(twin, "result_")

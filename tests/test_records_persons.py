@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from secure_fedclust import (
     Ledger,
     ParameterError,
     PrivacySpec,
+    PrivacyWarning,
     noisy_nicv,
     release_synopsis,
 )
@@ -115,23 +117,14 @@ def test_one_person_at_two_clients_is_limited_at_each_of_them():
 def test_the_guarantee_for_a_person_is_stated_and_weaker():
     spec = spec_of(3, epsilon=1.0)
     model = FKM(3, privacy=spec, **{**COMMON, "sampler": "secure"})
-    model.fit(FRAME, client_column="site", person_column="patient")
-    wanted = f"person with up to 3 records at one client (epsilon={spec.person_epsilon():.3g}"
-    assert wanted in model.guarantee_
+    with pytest.warns(PrivacyWarning, match="noise drowns the clusters"):
+        model.fit(FRAME, client_column="site", person_column="patient")
+    claim = model.guarantee_
+    assert claim.startswith(f"(epsilon={spec.person_epsilon():.4g}, delta=1e-05)-differential")
+    assert "for each person, of whom at most 3 records at a client are used" in claim
+    assert "for each record" not in claim
     assert spec.person_epsilon() > 3
-    assert wanted in repr(model.result_)
-
-
-def neighbours(adjacency):
-    """Two tables that differ by one record, of persons who have more than one."""
-    frame = pd.DataFrame(
-        {"x": [7.0, -7, 7, 0], "y": [7.0, -7, -7, 0], "who": ["ada", "ada", "bob", "cy"]}
-    )
-    if adjacency == "add_remove":
-        return frame, frame.iloc[1:]
-    changed = frame.copy()
-    changed.loc[0, ["x", "y", "who"]] = [-7.0, 7.0, "bob"]
-    return frame, changed
+    assert claim in repr(model.result_)
 
 
 def exact_answers(frame, spec, monkeypatch):
@@ -153,18 +146,36 @@ def exact_answers(frame, spec, monkeypatch):
     return flat, exact.sensitivity.value, released.guarantee
 
 
-@pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
-def test_where_a_guarantee_for_records_is_claimed_one_record_moves_no_more_than_was_charged(
-    adjacency, monkeypatch
+def test_where_privacy_of_records_is_claimed_one_record_moves_no_more_than_was_charged(
+    monkeypatch,
 ):
     """Without its first record a person counts with the next: that is two changes, not one."""
-    spec = spec_of(1, adjacency=adjacency)
+    frame = pd.DataFrame({"x": [7.0, -7, 0], "y": [7.0, -7, 0], "who": ["ada", "ada", "bob"]})
     (one, sensitivity, claim), (two, _, _) = (
-        exact_answers(frame, spec, monkeypatch) for frame in neighbours(adjacency)
+        exact_answers(table, spec_of(1), monkeypatch) for table in (frame, frame.iloc[1:])
     )
-    moved = float(np.linalg.norm(one - two))
-    if "for each record" in claim:
-        assert moved <= sensitivity
+    assert np.linalg.norm(one - two) > sensitivity
+    assert "record, against" not in claim
+
+
+def test_the_privacy_of_a_record_is_not_claimed_for_all_runs_together_either(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    Ledger.create(path, epsilon=20.0, delta=1e-5).close()
+    model = FKM(3, privacy=spec_of(2), ledger=path, random_state=0)
+    model.fit(FRAME, client_column="site", person_column="patient")
+    assert not re.search(r"\(epsilon=20, delta=1e-05\) (a|for each) record", model.guarantee_)
+
+
+def test_a_claim_for_persons_says_that_it_is_about_one_client():
+    """Where a person is at two clients, what they release adds up to the root of two as much."""
+    claim = spec_of(2).describe()
+    assert re.search(r"one client|at each client|no(body| person) .*two|only one", claim)
+
+
+@pytest.mark.parametrize("changed", [{"adjacency": "replace_one"}, {"unit": "client"}])
+def test_a_limit_of_records_goes_with_records_added_or_removed(changed):
+    with pytest.raises(ParameterError, match="records_per_person goes with unit='record'"):
+        spec_of(2, **changed)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
@@ -200,7 +211,7 @@ def test_how_many_were_left_out_stays_with_the_client(tmp_path):
 def test_the_ledger_knows_nothing_of_persons(tmp_path):
     path = tmp_path / "ledger.sqlite"
     Ledger.create(path, epsilon=20.0, delta=1e-5).close()
-    model = FKM(3, privacy=spec_of(2), ledger=path, **COMMON)
+    model = FKM(3, privacy=spec_of(2), ledger=path, random_state=0)
     model.fit(FRAME, client_column="site", person_column="patient")
     model.ledger_.close()
     stored = path.read_bytes()
@@ -262,14 +273,13 @@ def test_a_column_for_persons_that_is_not_there_is_named():
         clients_from_frames({"a": FRAME}, columns=["x", "patient"], person_column="patient")
 
 
-def test_without_a_limit_the_column_is_no_feature_and_persons_get_no_promise():
-    spec = spec_of(None)
-    model = FKM(3, privacy=spec, **COMMON)
-    model.fit(FRAME, client_column="site", person_column="patient")
-    assert model.n_features_in_ == 2
-    assert [len(labels) for labels in model.labels_] == [60, 60]
-    assert "person" not in model.guarantee_
-    assert model.result_.nonprivate.left_out == {}
+def test_a_column_for_persons_without_a_limit_is_refused():
+    """Who names it expects more than a promise about single records."""
+    ledger = Ledger.create(None, epsilon=20.0, delta=1e-5)
+    model = FKM(3, privacy=spec_of(None), ledger=ledger, **COMMON)
+    with pytest.raises(ParameterError, match="give records_per_person in the privacy spec"):
+        model.fit(FRAME, client_column="site", person_column="patient")
+    assert ledger.rows() == []
 
 
 def test_a_run_without_privacy_uses_all_records_of_all_persons():
@@ -282,7 +292,7 @@ def test_a_figure_can_be_bought_for_persons_too(tmp_path):
     """From files, which know who is who; `noisy_nicv` has no argument for the column."""
     clients, _ = given_as("one csv", FRAME, tmp_path)
     figure = noisy_nicv(clients, [[0, 0]], privacy=spec_of(2), sampler="fast")
-    assert "person with up to 2 records" in figure.guarantee
+    assert "at most 2 records at a client" in figure.guarantee
     assert not hasattr(figure, "left_out")
 
 

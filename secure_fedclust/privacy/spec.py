@@ -135,7 +135,9 @@ that holds the records; if you know neither, private_ranges() buys them
             return f"NO DP CLAIM: messages leave the clients unprotected ({self.reason})"
         epsilon = self.epsilon
         if self.records_per_person is not None:
-            what = f"person, of whom at most {self.records_per_person} records at a client are used"
+            what = (
+                f"person at one client, of whom at most {self.records_per_person} records are used"
+            )
             change = "adding or removing all records of one"
             epsilon = float(f"{self.person_epsilon():.4g}")
         else:

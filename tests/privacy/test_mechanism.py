@@ -14,6 +14,7 @@ from secure_fedclust.privacy.accounting import MIN_NOISE, slack_of
 from secure_fedclust.privacy.mechanism import (
     FINE_BITS,
     LARGEST_RADIUS,
+    USEFUL_NOISE,
     Bounded,
     Noisy,
     add_up,
@@ -170,7 +171,9 @@ def test_the_grid_is_fine_enough_and_not_much_finer(sensitivity, mu):
     exponent = exponent_for(sensitivity, mu)
     steps = math.ldexp(sensitivity, -exponent)
     room = min(steps / 2**FINE_BITS, steps / mu / MIN_NOISE)
-    assert 1 - 1e-12 <= room < 2 + 1e-12
+    noise = steps / mu
+    assert room < 2 + 1e-12 and noise < 2 * USEFUL_NOISE * (1 + 1e-12)
+    assert room >= 1 - 1e-12 or noise >= USEFUL_NOISE * (1 - 1e-12)
 
 
 rows = arrays(

@@ -6,6 +6,7 @@ import secrets
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -32,7 +33,7 @@ from secure_fedclust import (
     release_synopsis,
 )
 from secure_fedclust.engines import InProcessEngine
-from secure_fedclust.messages import Stage, read_envelope
+from secure_fedclust.messages import Real, Schema, Stage, read_envelope
 from secure_fedclust.privacy import mechanism, release
 from secure_fedclust.privacy.accounting import Limit
 from secure_fedclust.privacy.mechanism import Noisy
@@ -83,9 +84,13 @@ def records(d, n=60, seed=0):
     return made
 
 
-def perform(system, clients, spec, *, sampler="fast", ledger=None, random_state=0):
-    """Run one system; what comes back is what may be published."""
-    given = {"sampler": sampler, "ledger": ledger}
+def perform(system, clients, spec, *, sampler=None, ledger=None, random_state=0):
+    """Run one system; what comes back is what may be published.
+
+    Fast noise is not charged to files.
+    """
+    in_file = isinstance(ledger, str | Path) or (ledger is not None and ledger.path is not None)
+    given = {"sampler": sampler or ("secure" if in_file else "fast"), "ledger": ledger}
     with warnings.catch_warnings():
         # Sixty records are too few for most of them, which is not what is tested here.
         warnings.simplefilter("ignore", PrivacyWarning)
@@ -493,6 +498,14 @@ HOSTILE = {
     "means, lowest floor": (fedgem.MEANS, {**MEANS, "floor": 1.0, "bound": "theorem9"}),
     "means, high floor": (fedgem.MEANS, {**MEANS, "floor": 2.0**15}),
     "means, higher floor": (fedgem.MEANS, {**MEANS, "floor": 1e9}),
+    "means, floor below one": (fedgem.MEANS, {**MEANS, "floor": 0.5}),
+    "sums, no radius": (fedgem.SUMS, {**SUMS, "radius": 0.0}),
+    "sums, negative radius": (fedgem.SUMS, {**SUMS, "radius": -1.0}),
+    "radius beyond its limit": (cells.CELLS, {**CELLS, "radius": 1e300}),
+    "negative counts": (cells.CELLS, {**CELLS, "count_weight": -1.0}),
+    "no counts": (cells.CELLS, {**CELLS, "count_weight": 0.0}),
+    "squares of too much weight": (cells.CELLS, {**CELLS, "square_weight": 2.0}),
+    "no cap": (quality.COST, {"centers": origin(1), "cap": 0.0}),
     "means, highest floor": (fedgem.MEANS, {**MEANS, "floor": 1e300, "bound": "theorem9"}),
     "means of far components": (fedgem.MEANS, {**MEANS, "centers": origin(value=-1e99)}),
     "means without a floor": (fedgem.MEANS, {**MEANS, "enforced": "no"}),
@@ -530,8 +543,13 @@ def fixed_noise(monkeypatch):
 
 
 def request_of(stage, fields, share=1.0, step=0):
+    """A request as somebody would forge it who does not care for limits."""
     given = fields if stage is fedgem.LOCAL_SEED else {**fields, "share": share}
-    return stage.request.encode(given, run="r", step=step)
+    lax = {
+        name: Real() if isinstance(kind, Real) else kind
+        for name, kind in stage.request.fields.items()
+    }
+    return Schema(stage.request.name, lax).encode(given, run="r", step=step)
 
 
 @each_request
@@ -551,8 +569,8 @@ def test_every_refusal_is_typed(stage, fields, fixed_noise):
         assert isinstance(fate, int | SecureFedClustError), repr(fate)
 
 
-@pytest.mark.parametrize("share", [0.0, 5e-324, 1e-30])
-def test_a_share_too_small_to_draw_noise_for_is_refused_and_not_charged(share):
+@pytest.mark.parametrize("share", [-1.0, 0.0, 5e-324, 1e-30, 1.0001, 1e300])
+def test_a_share_that_makes_no_sense_is_refused_and_not_charged(share, no_draw):
     client = client_of(seeding.SeedingClient)
     with pytest.raises(SecureFedClustError):
         client.handle(request_of(cells.CELLS, CELLS, share))
