@@ -17,6 +17,7 @@ from secure_fedclust import (
     PrivacySpec,
     PrivacyWarning,
     noisy_nicv,
+    private_ranges,
     release_synopsis,
 )
 from secure_fedclust.datasets import read_clients
@@ -121,7 +122,7 @@ def test_the_guarantee_for_a_person_is_stated_and_weaker():
         model.fit(FRAME, client_column="site", person_column="patient")
     claim = model.guarantee_
     assert claim.startswith(f"(epsilon={spec.person_epsilon():.4g}, delta=1e-05)-differential")
-    assert "for each person, of whom at most 3 records at a client are used" in claim
+    assert "for each person at one client, of whom at most 3 records are used" in claim
     assert "for each record" not in claim
     assert spec.person_epsilon() > 3
     assert claim in repr(model.result_)
@@ -289,11 +290,25 @@ def test_a_run_without_privacy_uses_all_records_of_all_persons():
 
 
 def test_a_figure_can_be_bought_for_persons_too(tmp_path):
-    """From files, which know who is who; `noisy_nicv` has no argument for the column."""
+    """From files, which know who is who, and from tables, with the column named."""
     clients, _ = given_as("one csv", FRAME, tmp_path)
-    figure = noisy_nicv(clients, [[0, 0]], privacy=spec_of(2), sampler="fast")
-    assert "at most 2 records at a client" in figure.guarantee
+    common = {"privacy": spec_of(2), "sampler": "fast"}
+    figure = noisy_nicv(clients, [[0, 0]], **common)
+    assert "at most 2 records are used" in figure.guarantee
     assert not hasattr(figure, "left_out")
+    columns = {"client_column": "site", "person_column": "patient"}
+    assert (
+        "at most 2 records are used" in noisy_nicv(FRAME, [[0, 0]], **columns, **common).guarantee
+    )
+
+
+def test_ranges_of_persons_can_be_bought_or_the_advice_can_be_followed(tmp_path):
+    """There is no privacy spec in which `private_ranges` could be told a limit."""
+    clients, _ = given_as("one csv", FRAME, tmp_path)
+    try:
+        private_ranges(clients, epsilon=50, delta=1e-5, largest=10.0, sampler="fast")
+    except ParameterError as error:
+        assert "privacy spec" not in str(error)
 
 
 def test_persons_are_told_apart_by_value_and_not_by_type():

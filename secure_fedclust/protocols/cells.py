@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from secure_fedclust.arrays import Floats
 from secure_fedclust.messages import Array, Real, Values, private_stage, steps
@@ -101,16 +102,39 @@ class Summary:
         Noisy numbers of records.
     spreads : array of shape (m,)
         Noisy mean squared distances of a point's records to it.
+    noise : float
+        Standard deviation of the weights.
     """
 
     points: Floats
     weights: Floats
     spreads: Floats
+    noise: float
+
+    def keep(self, kept: NDArray[np.bool_]) -> "Summary":
+        """Only some of the points."""
+        return Summary(self.points[kept], self.weights[kept], self.spreads[kept], self.noise)
 
 
-def summarise(cells: Cells, radius: float, domain: Domain) -> Summary:
-    """The cells that stand out from the noise, as weighted points; at least the fullest one."""
-    found = cells.counts > KEEP * cells.count_sigma
+def summarise(
+    cells: Cells, radius: float, domain: Domain, *, keep: float = KEEP, at_least: int = 1
+) -> Summary:
+    """The cells that stand out from the noise, as weighted points.
+
+    Parameters
+    ----------
+    cells : Cells
+    radius : float
+    domain : Domain
+    keep : float
+        Standard deviations of its noise that a count must exceed.
+    at_least : int
+        How many cells are needed; where fewer stand out, some that stand out less are taken too.
+    """
+    found = cells.counts > keep * cells.count_sigma
+    while found.sum() < at_least and keep > 1:
+        keep -= 0.5
+        found = cells.counts > keep * cells.count_sigma
     if not found.any():
         found[np.argmax(cells.counts)] = True
     points = moved(cells, radius, domain)
@@ -118,4 +142,5 @@ def summarise(cells: Cells, radius: float, domain: Domain) -> Summary:
     spreads = np.zeros(len(points))
     if cells.squares is not None:
         spreads = cells.squares / weights - np.square(points - cells.centers).sum(axis=1)
-    return Summary(points[found], weights[found], np.clip(spreads, 0, radius**2)[found])
+    spreads = np.clip(spreads, 0, radius**2)
+    return Summary(points, weights, spreads, cells.count_sigma).keep(found)

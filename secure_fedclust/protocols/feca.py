@@ -71,7 +71,7 @@ def run_on_synopsis(
             feca.summary_clusters(part.points, part.weights, part.spreads, n_clusters, rng, n_init),
             radius,
         )
-        for part in synopsis.summaries().values()
+        for part in synopsis.summaries(n_clusters).values()
     ]
     centers, radii = (np.concatenate(stacked) for stacked in zip(*parts, strict=True))
     return Clustering(synopsis.domain.leave(feca.server_aggregate(centers, radii, n_clusters)))

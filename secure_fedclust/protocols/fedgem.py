@@ -24,7 +24,7 @@ client's further local steps are noised and charged like the first (docs/proofs/
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -55,6 +55,12 @@ from secure_fedclust.protocols.synopsis import MAX_ROUNDS, MICRO, Synopsis, Syno
 
 LARGEST_FLOOR = 1 << 15
 """Higher floors would need a finer grid than fits into 64 bits."""
+
+N_STARTS = 40
+"""Restarts of k-means where it places components on released points; they cost nothing."""
+
+DOUBTFUL = 4.0
+"""Standard deviations of its noise below which a component is a false one."""
 
 _BALLS = {"maximisers": Array(("k", "d")), "squared_radii": Array(("k",), minimum=0)}
 _STEPS = Integer(1, MAX_ROUNDS)
@@ -398,15 +404,30 @@ def _private_seeds(
         return {client: domain.hold(reply["centers"]) for client, reply in replies.items()}
     return {
         client: _seeds_of(part, n_components[client], domain, rng)
-        for client, part in collect_seeds(rounds.seed_share).summaries().items()
+        for client, part in collect_seeds(rounds.seed_share).summaries(n_components).items()
     }
 
 
 def _seeds_of(part: Summary, n: int, domain: Domain, rng: np.random.Generator) -> Floats:
     # Clusters are round in the caller's coordinates, not in working ones.
-    points = part.points * domain.scale
-    centers = kmeans(points, n, rng, weights=part.weights, n_init=10)[0] / domain.scale
+    scaled = replace(part, points=part.points * domain.scale)
+    centers = _place(scaled, n, rng)[0] / domain.scale
     return padded(centers, n, domain, rng)
+
+
+def _place(part: Summary, n: int, rng: np.random.Generator) -> tuple[Floats, Summary]:
+    """Components on the points of a summary, and the points that are more than noise.
+
+    A component that weighs no more than noise is a false one: noise has kept points far from all
+    records, and a true cluster goes without. Such points are left out, as long as enough remain.
+    """
+    while True:
+        centers, labels = kmeans(part.points, n, rng, weights=part.weights, n_init=N_STARTS)
+        noise = part.noise * np.sqrt(np.bincount(labels))
+        false = (np.bincount(labels, part.weights) < DOUBTFUL * noise)[labels]
+        if not false.any() or (~false).sum() < n:
+            return centers, part
+        part = part.keep(~false)
 
 
 def run_on_synopsis(
@@ -420,14 +441,10 @@ def run_on_synopsis(
 ) -> Clustering:
     """Both sides, from what was released: all rounds on the points of each client's summary."""
     domain = synopsis.domain
-    parts = synopsis.summaries()
-    points = {client: domain.leave(part.points) for client, part in parts.items()}
-    centers = {
-        client: kmeans(points[client], n_components[client], rng, weights=part.weights, n_init=10)[
-            0
-        ]
-        for client, part in parts.items()
-    }
+    parts, centers = {}, {}
+    for client, part in synopsis.summaries(n_components).items():
+        ours = replace(part, points=domain.leave(part.points))
+        centers[client], parts[client] = _place(ours, n_components[client], rng)
 
     def stepped() -> list[tuple[Floats, Floats]]:
         balls = []
@@ -435,7 +452,7 @@ def run_on_synopsis(
             maximisers = centers[client]
             for _ in range(n_steps):
                 maximisers, squared_radii = fedgem.client_maximise(
-                    points[client], maximisers, weights=part.weights
+                    part.points, maximisers, weights=part.weights
                 )
             balls.append((maximisers, squared_radii))
         return balls

@@ -186,6 +186,6 @@ def run_on_synopsis(
     synopsis: Synopsis, *, n_clusters: int, n_init: int, rng: np.random.Generator
 ) -> Clustering:
     """Weighted k-means over the points of all clients, from what was released."""
-    found = synopsis.pooled()
+    found = synopsis.pooled(n_clusters)
     centers = fkm.server_align(found.points, found.weights, n_clusters, rng, n_init)
     return Clustering(synopsis.domain.leave(centers))

@@ -50,7 +50,7 @@ def run_on_synopsis(
 
     GOLD wants features of unit variance. That of the released points costs nothing to know.
     """
-    points = np.concatenate([part.points for part in synopsis.summaries().values()])
+    points = np.concatenate([part.points for part in synopsis.summaries(n_clusters or 1).values()])
     spread = np.maximum(points.std(axis=0), 1e-9)
     centers = gold.server_cluster(points / spread, n_clusters, rng) * spread
     return Clustering(synopsis.domain.leave(centers))

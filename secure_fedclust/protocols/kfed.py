@@ -54,7 +54,7 @@ def run_on_synopsis(
     """Both sides, from what was released."""
     local = [
         kfed.client_cluster(part.points, n_local_clusters, rng, weights=part.weights)
-        for part in synopsis.summaries().values()
+        for part in synopsis.summaries(n_local_clusters).values()
     ]
     owners = np.repeat(np.arange(len(local)), [len(centers) for centers in local])
     centers = kfed.server_cluster(np.concatenate(local), owners, n_clusters, rng)

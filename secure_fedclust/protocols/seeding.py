@@ -229,7 +229,7 @@ def private_seeds(
         for share in recipe.seed_shares[1:]:
             cells = ask_cells(session, CellSums(centers, radius, weight), share)
             centers = moved(cells, radius, domain)
-    found = summarise(cells, radius, domain)
+    found = summarise(cells, radius, domain, at_least=2 * n_clusters)
     centers, _ = kmeans(found.points, n_clusters, rng, weights=found.weights, n_init=n_init)
     return padded(centers, n_clusters, domain, rng)
 

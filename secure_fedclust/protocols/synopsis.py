@@ -22,6 +22,7 @@ from secure_fedclust.privacy.plan import PlannedRelease
 from secure_fedclust.privacy.queries import Cells, CellSums, Moments
 from secure_fedclust.protocols.cells import (
     CELLS,
+    KEEP,
     Summary,
     ask_each,
     moved,
@@ -48,6 +49,7 @@ MICRO_FACTOR = 4
 MOMENTS_SHARE = 0.2
 RADIUS_FACTOR = 1.2
 SQUARE_WEIGHT = 0.25
+KEEP_OF_MANY = 3.0
 MAX_ROUNDS = 100
 
 MICRO = private_stage(
@@ -107,10 +109,17 @@ class Synopsis:
     domain: Domain
     shared: bool
 
-    def summaries(self) -> dict[str, Summary]:
-        """What each client released."""
+    def summaries(self, n_clusters: int | Mapping[str, int] = 1) -> dict[str, Summary]:
+        """What each client released, for telling so many clusters apart."""
+        # Most cells of a public partition are empty at one client, and some look as if not.
+        keep = KEEP_OF_MANY if self.shared else KEEP
+        numbers = (
+            n_clusters if isinstance(n_clusters, Mapping) else dict.fromkeys(self.cells, n_clusters)
+        )
         return {
-            client: summarise(cells, self.radius[client], self.domain)
+            client: summarise(
+                cells, self.radius[client], self.domain, keep=keep, at_least=numbers[client]
+            )
             for client, cells in self.cells.items()
         }
 
@@ -119,16 +128,18 @@ class Synopsis:
         counts = [float(np.sum(cells.counts)) for cells in self.cells.values()]
         return max(float(np.mean(counts)), 1.0)
 
-    def pooled(self) -> Summary:
+    def pooled(self, n_clusters: int = 1) -> Summary:
         """All clients together; equal cells are added before noise decides which to keep."""
         if self.shared:
             client = next(iter(self.cells))
-            return summarise(pooled(list(self.cells.values())), self.radius[client], self.domain)
+            total = pooled(list(self.cells.values()))
+            return summarise(total, self.radius[client], self.domain, at_least=2 * n_clusters)
         parts = self.summaries().values()
         return Summary(
             np.concatenate([part.points for part in parts]),
             np.concatenate([part.weights for part in parts]),
             np.concatenate([part.spreads for part in parts]),
+            max(part.noise for part in parts),
         )
 
 
