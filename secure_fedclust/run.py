@@ -42,6 +42,8 @@ class Run:
     ledger : Ledger or None
         None without differential privacy, and where clients keep their own.
     sampler : {"secure", "fast"}
+    own_ledger : bool
+        Whether the ledger was made for this run, and knows of no other.
     clipped, left_out : mappings of client to share and number of records
         Computed from records without protection.
     """
@@ -50,6 +52,7 @@ class Run:
     records: Clients = field(repr=False)
     ledger: Ledger | None = None
     sampler: SamplerName = "secure"
+    own_ledger: bool = False
     clipped: Mapping[str, float] = field(default_factory=dict, repr=False)
     left_out: Mapping[str, int] = field(default_factory=dict, repr=False)
 
@@ -68,7 +71,7 @@ class Run:
             return sentence
         if self.ledger is None:
             return f"{sentence}; for this run, provided that every client enforces the same spec"
-        if self.ledger.path is None:
+        if self.own_ledger:
             return f"{sentence}; for this run alone, as no ledger was given"
         limit, persons = self.ledger.limit, spec.records_per_person
         epsilon = limit.epsilon if persons is None else limit.group_epsilon(persons)
@@ -146,7 +149,7 @@ def open_run(
     elif spec.is_private and records.persons is not None:
         raise ParameterError(
             "person_column says who records are about, but not how many of them may be used: give "
-            "records_per_person in the privacy spec, or leave person_column out"
+            "records_per_person too, with the epsilon, or leave person_column out"
         )
     if spec.is_private:
         _check_names(records)
@@ -176,7 +179,7 @@ def open_run(
     clipped = {n: c.share_clipped for n, c in members.items() if isinstance(c, PrivateClient)}
     _warn_clipped(clipped)
     session = Session(engine, spec, records.n_features)
-    return Run(session, records, book, sampler, clipped, left_out)
+    return Run(session, records, book, sampler, ledger is None, clipped, left_out)
 
 
 def check_available(spec: PrivacySpec) -> None:

@@ -278,7 +278,7 @@ def test_a_column_for_persons_without_a_limit_is_refused():
     """Who names it expects more than a promise about single records."""
     ledger = Ledger.create(None, epsilon=20.0, delta=1e-5)
     model = FKM(3, privacy=spec_of(None), ledger=ledger, **COMMON)
-    with pytest.raises(ParameterError, match="give records_per_person in the privacy spec"):
+    with pytest.raises(ParameterError, match="give records_per_person too"):
         model.fit(FRAME, client_column="site", person_column="patient")
     assert ledger.rows() == []
 
