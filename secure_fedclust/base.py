@@ -112,6 +112,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         if isinstance(clients, ReleasedSynopsis):
             clustering = self._run_on_synopsis(clients.synopsis, rng)
             self._keep_released(clustering, clients, time.perf_counter() - started)
+            self._warn_few()
             return self
         spec = require_spec(self.privacy)
         if spec.is_private:
@@ -134,6 +135,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         else:
             clustering = self._run(run.session, rng)
         self._keep_run(clustering, run, time.perf_counter() - started)
+        self._warn_few()
         return self
 
     def predict(self, X: Any) -> Ints:
@@ -274,12 +276,14 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             self.labels_ = list(result.nonprivate.labels.values())
         if result.feature_names is not None:
             self.feature_names_in_ = np.asarray(result.feature_names, dtype=object)
+
+    def _warn_few(self) -> None:
         asked = getattr(self, "n_clusters", None)
         if asked is not None and self.n_clusters_ < asked:
             warnings.warn(
                 f"found {self.n_clusters_} clusters where {asked} were asked for",
                 FederationWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
 
     @abstractmethod

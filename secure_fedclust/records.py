@@ -259,6 +259,12 @@ def clients_from_frame(
         raise ParameterError(
             f"{client_column!r} is both the client column and a feature: take it out of columns"
         )
+    if person_column is not None:
+        _select(frame, [person_column], "")
+        if person_column == client_column:
+            raise ParameterError(
+                f"{client_column!r} is both the client column and the person column: name two"
+            )
     features = _select(frame, columns, "")
     _refuse_non_numeric(features, "")
     if person_column is not None:

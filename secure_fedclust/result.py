@@ -31,7 +31,7 @@ class Exchange:
         Clients whose reply was set aside.
     bytes_down, bytes_up : int
         Bytes sent to and received from all clients.
-    seconds : float
+    seconds : float or None
         From the first request to the last reply, as the server saw it.
     centers : array or None
         The global centres that the server made of it.
@@ -43,7 +43,7 @@ class Exchange:
     rejected: Mapping[str, str]
     bytes_down: int
     bytes_up: int
-    seconds: float
+    seconds: float | None
     centers: NDArray[np.float64] | None = None
 
 
@@ -83,8 +83,8 @@ class FedClustResult:
     feature_names : sequence of str or None
         Names of the features, in the order of the centres' columns, where the records had names.
     history : tuple of Exchange
-    seconds : float
-        Duration of the whole run.
+    seconds : float or None
+        Duration of the whole run; not kept in files of private runs.
     scale : sequence of float or None
         What each feature is divided by before distances are measured: half of its range in a
         private run. None where features are compared as they are.
@@ -105,7 +105,7 @@ class FedClustResult:
     guarantee: str
     centers: NDArray[np.float64]
     history: tuple[Exchange, ...]
-    seconds: float
+    seconds: float | None
     client_clusters: Mapping[str, list[int]] | None = None
     feature_names: Sequence[str] | None = None
     scale: Sequence[float] | None = None
@@ -137,7 +137,11 @@ class FedClustResult:
         Path(path).write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but what is under `nonprivate`, as plain values."""
+        """Everything but what is under `nonprivate`, as plain values.
+
+        How long a private run took depends on how many records there are, and is left out too.
+        """
+        timed = "epsilon" not in self.privacy
         return {
             "algorithm": self.algorithm,
             "parameters": dict(self.parameters),
@@ -150,10 +154,11 @@ class FedClustResult:
             "spent": dict(self.spent),
             "anchors": {client: list(anchor) for client, anchor in self.anchors.items()},
             "sampler": self.sampler,
-            "seconds": self.seconds,
+            "seconds": self.seconds if timed else None,
             "history": [
                 vars(exchange)
                 | {"centers": None if exchange.centers is None else exchange.centers.tolist()}
+                | ({} if timed else {"seconds": None})
                 for exchange in self.history
             ],
         }

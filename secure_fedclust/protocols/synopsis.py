@@ -30,7 +30,7 @@ from secure_fedclust.protocols.cells import (
     read_cells,
     summarise,
 )
-from secure_fedclust.protocols.client import MAX_CLUSTERS, answers
+from secure_fedclust.protocols.client import PrivateClient, answers
 from secure_fedclust.protocols.seeding import (
     GRID_FEATURES,
     MOMENTS,
@@ -54,7 +54,7 @@ MAX_ROUNDS = 100
 
 MICRO = private_stage(
     "synopsis/micro",
-    request={"n_micro": Integer(1, MAX_CLUSTERS), "n_rounds": Integer(1, MAX_ROUNDS)},
+    request={"n_micro": Integer(1, PrivateClient.max_clusters), "n_rounds": Integer(1, MAX_ROUNDS)},
     reply={
         "centers": Array(("k", "d")),
         "radius": Real(1e-9, 1e9),
