@@ -31,7 +31,7 @@ with tempfile.TemporaryDirectory() as folder:
     Ledger.create(ledger, epsilon=2.0, delta=1e-5, dataset="measurements").close()
 
     # Nobody knows the ranges: buy them.
-    found = private_ranges(clients, epsilon=0.3, delta=1e-6, largest=1e6, ledger=ledger)
+    found = private_ranges(clients, epsilon=0.5, delta=1e-6, largest=1e6, ledger=ledger)
     print("ranges bought:", [(round(low), round(high)) for low, high in found.ranges])
 
     spec = PrivacySpec(epsilon=1.0, delta=5e-6, ranges=found.ranges, public_size=2000)

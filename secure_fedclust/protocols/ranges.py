@@ -78,7 +78,7 @@ def _occupied(edges: Floats, counts: Floats, sigma: float) -> Floats:
     bins = counts.shape[1]
     ends = np.empty((len(edges), 2))
     for j, row in enumerate(counts):
-        found = np.flatnonzero(row > 4 * sigma)
+        found = np.flatnonzero(row > 4.5 * sigma)
         # Where nothing stands out, say no more than was known before.
         low, high = (found[0] - 1, found[-1] + 2) if len(found) else (0, bins)
         ends[j] = edges[j, [max(low, 0), min(high, bins)]]
@@ -91,7 +91,7 @@ def _covering(edges: Floats, counts: Floats, sigma: float, coverage: float) -> F
     Some are taken back in: a range that is a little too wide does less harm than one too narrow.
     """
     bins = counts.shape[1]
-    noise = 2 * sigma * np.sqrt(np.arange(1, bins + 1))
+    noise = 3 * sigma * np.sqrt(np.arange(1, bins + 1))
     ends = np.empty((len(edges), 2))
     for j, row in enumerate(counts):
         allowed = np.maximum((1 - coverage) / 2 * max(row.sum(), 0.0), noise)
