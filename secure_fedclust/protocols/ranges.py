@@ -21,7 +21,7 @@ from secure_fedclust.protocols.session import Session
 DOUBLINGS = 40
 LINEAR_BINS = 64
 TAKEN_BACK = 4
-ENOUGH = 100
+ENOUGH = 120
 """Records over the noise of a count, from which ranges could be relied on in our trials."""
 
 HISTOGRAMS = private_stage(
