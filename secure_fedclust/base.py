@@ -30,7 +30,7 @@ from secure_fedclust.released import ReleasedSynopsis
 from secure_fedclust.result import FedClustResult, NonPrivate
 from secure_fedclust.run import Progress, Run, check_available, generator, open_run, require_spec
 
-_FORMAT = "secure_fedclust model 1"
+MODEL_FORMAT = "secure_fedclust model 1"
 
 
 class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc]
@@ -180,7 +180,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             parameters["random_state"] = None  # a generator's state is not kept
         privacy = None if self.privacy is None else self.privacy.to_dict()
         content = {
-            "format": _FORMAT,
+            "format": MODEL_FORMAT,
             "class": type(self).__name__,
             "parameters": parameters,
             "privacy": privacy,

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from secure_fedclust.base import FederatedClusterer
+from secure_fedclust.base import MODEL_FORMAT, FederatedClusterer
 from secure_fedclust.errors import FederationWarning, ParameterError
 from secure_fedclust.parameters import (
     check_choice,
@@ -639,7 +639,7 @@ def load_model(path: str | Path) -> FederatedClusterer:
     """Read a fitted model that `FederatedClusterer.save` wrote."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        if content["format"] != "secure_fedclust model 1":
+        if content["format"] != MODEL_FORMAT:
             raise ValueError("another format")
         privacy = content["privacy"]
         spec = None if privacy is None else PrivacySpec.from_dict(privacy)

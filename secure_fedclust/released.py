@@ -26,8 +26,8 @@ from secure_fedclust.parameters import check_counts, check_positive
 from secure_fedclust.privacy.domain import Domain
 from secure_fedclust.privacy.mechanism import SamplerName
 from secure_fedclust.privacy.queries import Cells
-from secure_fedclust.privacy.sensitivity import Adjacency
 from secure_fedclust.privacy.spec import PrivacySpec
+from secure_fedclust.privacy.terms import Adjacency
 from secure_fedclust.protocols import quality, ranges
 from secure_fedclust.protocols.synopsis import Synopsis, SynopsisClient, cells_for, collect
 from secure_fedclust.records import check_clients, check_records

@@ -12,7 +12,7 @@ import numpy as np
 from secure_fedclust.engines import Engine, InProcessEngine
 from secure_fedclust.errors import ParameterError, PrivacyWarning
 from secure_fedclust.parameters import check_choice
-from secure_fedclust.privacy.accounting import compose, epsilon_of
+from secure_fedclust.privacy.accounting import epsilon_of
 from secure_fedclust.privacy.ledger import Ledger
 from secure_fedclust.privacy.mechanism import SamplerName
 from secure_fedclust.privacy.release import Releases
@@ -96,12 +96,7 @@ class Run:
             }
         else:
             run = self.session.run
-            mus = {
-                client: compose(
-                    row.charge.mu for row in self.ledger.rows(client) if row.charge.run == run
-                )
-                for client in self.session.clients
-            }
+            mus = {client: self.ledger.totals(client, run).mu for client in self.session.clients}
         return {client: epsilon_of(spec.target()[1], mu) for client, mu in mus.items()}
 
 

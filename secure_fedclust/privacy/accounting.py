@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from scipy.special import log_ndtr
 
 from secure_fedclust.errors import ParameterError
-
-MIN_EPSILON, MAX_EPSILON = 1e-6, 100.0
-MIN_DELTA = 1e-30
+from secure_fedclust.privacy.terms import MAX_EPSILON, MIN_DELTA, MIN_EPSILON
 
 TAIL = 21.0
 """Discrete and rounded Gaussian are compared up to this many standard deviations; beyond them lies

@@ -30,11 +30,9 @@ from secure_fedclust.privacy.charges import (
     exceeded,
 )
 from secure_fedclust.privacy.store import KEEP_IT, Layout, Store
+from secure_fedclust.privacy.terms import ADJACENCIES, UNITS
 
 __all__ = ["Anchor", "Charge", "Ledger", "Row", "Totals"]
-
-UNITS = ("record", "client")
-ADJACENCIES = ("add_remove", "replace_one")
 
 _FORMAT = 1
 _INSERT = f"INSERT INTO releases VALUES ({', '.join('?' * 20)})"  # noqa: S608

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from secure_fedclust.privacy.accounting import MAX_EPSILON, Limit, epsilon_of
+from secure_fedclust.privacy.accounting import Limit, epsilon_of
+from secure_fedclust.privacy.terms import MAX_EPSILON
 
 _DRAWS_PER_SECOND = 50_000
 _REPLY_OVERHEAD = 270

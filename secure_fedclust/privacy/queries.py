@@ -8,9 +8,10 @@ Records are in working coordinates, in which they are no longer than `sqrt(d)` (
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.spatial.distance import cdist
@@ -27,41 +28,35 @@ from secure_fedclust.privacy.mechanism import (
     clip_rows,
     exponent_for,
 )
-from secure_fedclust.privacy.sensitivity import Adjacency, Sensitivity
+from secure_fedclust.privacy.sensitivity import Sensitivity
+from secure_fedclust.privacy.terms import Adjacency
 
 _CELLS_AT_ONCE = 1 << 21
 _SHARE_BITS = 16
 
 
-class _Grid:
-    """How fine the grid of a query is."""
+class Query(ABC):
+    """What every query can do."""
 
     fine_bits: ClassVar[int] = FINE_BITS
     extra_bits: ClassVar[int] = 0
 
+    @abstractmethod
     def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
-        raise NotImplementedError
+        """How far a record moves the answer: in grid steps, or in real terms without a grid."""
+
+    @abstractmethod
+    def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
+        """The exact answer, in grid steps."""
 
     def exponent(self, adjacency: Adjacency, mu: float) -> int:
+        """Exponent of the grid step of a release that costs `mu`."""
         real = self.sensitivity(adjacency).value
         return exponent_for(real, mu, self.fine_bits) - self.extra_bits
 
 
-class Query(Protocol):
-    """What every query can do."""
-
-    def exponent(self, adjacency: Adjacency, mu: float) -> int:
-        """Exponent of the grid step of a release that costs `mu`."""
-
-    def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
-        """How far a record moves the answer: in grid steps, or in real terms without a grid."""
-
-    def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
-        """The exact answer, in grid steps."""
-
-
 @dataclass(frozen=True)
-class CellSums(_Grid):
+class CellSums(Query):
     """For each cell of a partition: count, sum of residuals, and, if asked for, squared lengths.
 
     A record belongs to the cell of the nearest centre. Its residual from that centre is shortened
@@ -151,7 +146,7 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class SoftSums(_Grid):
+class SoftSums(Query):
     """For each component: its total responsibility, and the sum of residuals weighted with it.
 
     Responsibilities are those of Gaussians of unit covariance, in coordinates that are the working
@@ -216,7 +211,7 @@ class SoftSums(_Grid):
 
 
 @dataclass(frozen=True)
-class FloorMeans(_Grid):
+class FloorMeans(Query):
     """For each component: the mean of its residuals, with a floor under its weight.
 
     Parameters
@@ -266,7 +261,7 @@ class FloorMeans(_Grid):
 
 
 @dataclass(frozen=True)
-class Moments(_Grid):
+class Moments(Query):
     """Number of records, their sum, and their second-moment matrix.
 
     Parameters
@@ -345,7 +340,7 @@ class Moments(_Grid):
 
 
 @dataclass(frozen=True)
-class Histograms(_Grid):
+class Histograms(Query):
     """One histogram a feature, over public edges.
 
     Parameters
@@ -379,7 +374,7 @@ class Histograms(_Grid):
 
 
 @dataclass(frozen=True)
-class Cost(_Grid):
+class Cost(Query):
     """How far records are from their nearest centre: sum of squares up to `cap`, and a count.
 
     Distances are those of working coordinates times `scale`.

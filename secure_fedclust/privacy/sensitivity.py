@@ -9,15 +9,12 @@ changed).
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from secure_fedclust.errors import ParameterError
 from secure_fedclust.parameters import check_choice
-
-Adjacency = Literal["add_remove", "replace_one"]
-ADJACENCIES = ("add_remove", "replace_one")
+from secure_fedclust.privacy.terms import ADJACENCIES, Adjacency
 
 
 @dataclass(frozen=True)

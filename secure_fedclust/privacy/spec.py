@@ -4,18 +4,24 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from secure_fedclust.errors import ParameterError
+from secure_fedclust.privacy.terms import (
+    ADJACENCIES,
+    MAX_EPSILON,
+    MIN_DELTA,
+    MIN_EPSILON,
+    PROTECTIONS,
+    UNITS,
+    Adjacency,
+    Protection,
+    Unit,
+)
 
 if TYPE_CHECKING:
     from secure_fedclust.privacy.plan import Plan
 
-UNITS = ("record", "client")
-ADJACENCIES = ("add_remove", "replace_one")
-PROTECTIONS = ("none", "masking", "ckks")
-
-_SMALLEST_EPSILON, _LARGEST_EPSILON, _SMALLEST_DELTA = 1e-6, 100.0, 1e-30
 _LARGEST_VALUE = 1e40
 
 
@@ -83,9 +89,9 @@ that holds the records; if you know neither, private_ranges() buys them
     ranges: Sequence[tuple[float, float]] | None = None
     bound: float | None = None
     center: Sequence[float] | None = None
-    unit: Literal["record", "client"] = "record"
-    adjacency: Literal["add_remove", "replace_one"] = "add_remove"
-    protection: Literal["none", "masking", "ckks"] = "none"
+    unit: Unit = "record"
+    adjacency: Adjacency = "add_remove"
+    protection: Protection = "none"
     colluders: int = 1
     min_survivors: int | None = None
     public_size: int | None = None
@@ -109,7 +115,7 @@ that holds the records; if you know neither, private_ranges() buys them
         return f"PrivacySpec({given})"
 
     @classmethod
-    def none(cls, *, reason: str, protection: Literal["none", "masking", "ckks"] = "none") -> Self:
+    def none(cls, *, reason: str, protection: Protection = "none") -> Self:
         """No differential privacy, for the reason given, which every result repeats."""
         if not isinstance(reason, str) or not reason.strip():
             raise ParameterError(
@@ -287,15 +293,14 @@ that holds the records; if you know neither, private_ranges() buys them
                 "epsilon is missing: give one, or use PrivacySpec.none(reason=...) to run without "
                 "differential privacy"
             )
-        elif not _is_number(self.epsilon, _SMALLEST_EPSILON, _LARGEST_EPSILON):
+        elif not _is_number(self.epsilon, MIN_EPSILON, MAX_EPSILON):
             yield (
-                f"epsilon={self.epsilon!r}: give a number from {_SMALLEST_EPSILON:g} to "
-                f"{_LARGEST_EPSILON:g}"
+                f"epsilon={self.epsilon!r}: give a number from {MIN_EPSILON:g} to {MAX_EPSILON:g}"
             )
         if self.delta is None:
             yield "delta is missing: give a number far below one in the number of records"
-        elif not _is_number(self.delta, _SMALLEST_DELTA, 0.5):
-            yield f"delta={self.delta!r}: give a number from {_SMALLEST_DELTA:g} to 0.5"
+        elif not _is_number(self.delta, MIN_DELTA, 0.5):
+            yield f"delta={self.delta!r}: give a number from {MIN_DELTA:g} to 0.5"
         elif self.public_size is not None and _is_count(self.public_size, 1):
             if self.delta >= 1 / self.public_size:
                 yield (

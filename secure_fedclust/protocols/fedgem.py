@@ -46,6 +46,7 @@ from secure_fedclust.messages import (
 )
 from secure_fedclust.privacy.domain import Domain
 from secure_fedclust.privacy.queries import FloorMeans, SoftSums
+from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.protocols.cells import CELLS, Summary, moved
 from secure_fedclust.protocols.client import MAX_CLUSTERS, Client, answers
 from secure_fedclust.protocols.clustering import Clustering
@@ -174,24 +175,17 @@ class PrivateFedGEMClient(SynopsisClient):
     docs/proofs/sensitivity.md; further steps are releases of their own.
     Who sees it: the server sees the last step and the centres it started from.
 
-    Seeds that are records, and means without a floor under their weights, have no guarantee:
-    only `UnprovedFedGEMClient` gives them.
+    Means without a floor under their weights have no guarantee: only `UnprovedFedGEMClient` gives
+    them.
     """
 
-    allow_unproved: ClassVar[bool] = False
-
-    @answers(LOCAL_SEED, after=(None,))
-    def local_seed(self, n_components: int) -> dict[str, Any]:
-        self._refuse_unproved("seeds that are records")
-        X = self.X * self.domain.scale
-        seeds = fedgem.client_seed(X, n_components, self.rng) / self.domain.scale
-        return {"centers": padded(seeds, n_components, self.domain, self.rng)}
+    gives_means_without_floor: ClassVar[bool] = False
 
     @answers(SUMS, after=(None, CELLS, MICRO, LOCAL_SEED, SUMS))
     def sums(self, centers: Floats, radius: float, n_steps: int, share: float) -> dict[str, Any]:
         centers = self.domain.hold(centers)
         for _ in range(n_steps):
-            query = _soft_sums(centers, radius, self.domain)
+            query = _soft_sums(centers, radius, self.domain, self.spec)
             noisy = self.release(query, share / n_steps)
             start, centers = centers, moved(query.read(noisy), radius, self.domain)
         return self.reply(noisy, start=start)
@@ -207,19 +201,15 @@ class PrivateFedGEMClient(SynopsisClient):
         bound: str,
         share: float,
     ) -> dict[str, Any]:
-        if enforced == "no":
-            self._refuse_unproved("means without a floor")
+        if enforced == "no" and not self.gives_means_without_floor:
+            raise ProtocolError("means without a floor have no guarantee: this client gives none")
         centers = self.domain.hold(centers)
         for _ in range(n_steps):
-            soft = _soft_sums(centers, radius, self.domain)
+            soft = _soft_sums(centers, radius, self.domain, self.spec)
             query = FloorMeans(soft, floor, bound == "theorem9", enforced == "yes")
             noisy = self.release(query, share / n_steps)
             start, centers = centers, self.domain.hold(centers + query.read(noisy)[0])
         return self.reply(noisy, start=start)
-
-    def _refuse_unproved(self, what: str) -> None:
-        if not self.allow_unproved:
-            raise ProtocolError(f"{what} have no guarantee, and this client does not give them")
 
 
 class UnprovedFedGEMClient(PrivateFedGEMClient):
@@ -230,7 +220,13 @@ class UnprovedFedGEMClient(PrivateFedGEMClient):
     Who sees it: the server.
     """
 
-    allow_unproved = True
+    gives_means_without_floor = True
+
+    @answers(LOCAL_SEED, after=(None,))
+    def local_seed(self, n_components: int) -> dict[str, Any]:
+        X = self.X * self.domain.scale
+        seeds = fedgem.client_seed(X, n_components, self.rng) / self.domain.scale
+        return {"centers": padded(seeds, n_components, self.domain, self.rng)}
 
 
 @dataclass(frozen=True)
@@ -296,11 +292,9 @@ def run_private(
         else:
             found = _ask_means(session, requests, rounds)
         balls = [component.ball(domain) for component in found.values()]
-        updated = fedgem.server_update(*_stacked(balls))
-        parts = np.split(updated, np.cumsum([len(ball[0]) for ball in balls])[:-1])
         centers |= {
             client: domain.hold((rows - domain.center) / domain.scale)
-            for client, rows in zip(found, parts, strict=True)
+            for client, rows in zip(found, _update(balls), strict=True)
         }
     final = []
     for client, component in found.items():
@@ -308,7 +302,9 @@ def run_private(
         n = rounds.n_records if component.n_records is None else component.n_records
         radii = fedgem.client_final_radii(maximisers, max(float(n or 1), 1.0), final_radius)
         final.append((client, maximisers, radii))
-    return _merge(session, final)
+    released = [part.n_records for part in found.values() if part.n_records is not None]
+    n_records = max(float(np.mean(released)), 1.0) if released else None
+    return replace(_merge(session, final), n_records=n_records)
 
 
 def component_radius(domain: Domain) -> float:
@@ -345,7 +341,7 @@ def _ask_sums(session: Session, requests: dict[str, Values]) -> dict[str, _Compo
 
     def read(client: str, reply: Values) -> _Components:
         radius = requests[client]["radius"]
-        query = _soft_sums(domain.hold(reply["start"]), radius, domain)
+        query = _soft_sums(domain.hold(reply["start"]), radius, domain, session.spec)
         share = requests[client]["share"] / requests[client]["n_steps"]
         cells = query.read(session.noisy(reply, ("counts", "sums"), query, share))
         weights = np.maximum(cells.counts, cells.count_sigma)
@@ -373,7 +369,7 @@ def _ask_means(
     def read(client: str, reply: Values) -> _Components:
         start = domain.hold(reply["start"])
         request = asked[client]
-        soft = _soft_sums(start, request["radius"], domain)
+        soft = _soft_sums(start, request["radius"], domain, session.spec)
         query = FloorMeans(soft, request["floor"], request["bound"] == "theorem9")
         share = request["share"] / request["n_steps"]
         means, sigma = query.read(session.noisy(reply, ("means",), query, share))
@@ -383,8 +379,9 @@ def _ask_means(
     return session.ask(MEANS, asked, read=read)
 
 
-def _soft_sums(centers: Floats, radius: float, domain: Domain) -> SoftSums:
-    return SoftSums(centers, domain.scale, radius, round_count_weight(domain.n_features))
+def _soft_sums(centers: Floats, radius: float, domain: Domain, spec: PrivacySpec) -> SoftSums:
+    weight = round_count_weight(domain.n_features, spec.adjacency)
+    return SoftSums(centers, domain.scale, radius, weight)
 
 
 def _private_seeds(
@@ -458,10 +455,7 @@ def run_on_synopsis(
         return balls
 
     for _ in range(n_rounds):
-        balls = stepped()
-        updated = fedgem.server_update(*_stacked(balls))
-        ends = np.cumsum([len(ball[0]) for ball in balls])[:-1]
-        centers = dict(zip(parts, np.split(updated, ends), strict=True))
+        centers = dict(zip(parts, _update(stepped()), strict=True))
     final = [
         (
             client,
@@ -501,5 +495,10 @@ def _stacked(balls: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Ints]:
 
 def _updated(replies: Replies) -> dict[str, Floats]:
     balls = [(reply["maximisers"], reply["squared_radii"]) for reply in replies.values()]
-    ends = np.cumsum([len(rows) for rows, _ in balls])[:-1]
-    return dict(zip(replies, np.split(fedgem.server_update(*_stacked(balls)), ends), strict=True))
+    return dict(zip(replies, _update(balls), strict=True))
+
+
+def _update(balls: list[tuple[Floats, Floats]]) -> list[Floats]:
+    """Where the server moves each client's components."""
+    ends = np.cumsum([len(maximisers) for maximisers, _ in balls])[:-1]
+    return np.split(fedgem.server_update(*_stacked(balls)), ends)

@@ -21,6 +21,8 @@ from secure_fedclust.messages import Values, private_stage, steps
 from secure_fedclust.privacy.domain import Domain
 from secure_fedclust.privacy.plan import PlannedRelease
 from secure_fedclust.privacy.queries import CellSums, Moments
+from secure_fedclust.privacy.sensitivity import best_count_weight
+from secure_fedclust.privacy.terms import Adjacency
 from secure_fedclust.protocols.cells import (
     CELLS,
     answer_cells,
@@ -193,9 +195,9 @@ def round_radius(n_features: int, n_clusters: int) -> float:
     return 0.8 * math.sqrt(n_features) / float(n_clusters ** (1 / n_features))
 
 
-def round_count_weight(n_features: int) -> float:
-    """Weight of counts in a round, in units of its radius."""
-    return math.sqrt(0.5 / math.sqrt(n_features))
+def round_count_weight(n_features: int, adjacency: Adjacency) -> float:
+    """Weight of counts in a round, in units of its radius: means half a radius off are typical."""
+    return best_count_weight(1.0, 0.5, n_features, adjacency)
 
 
 def ask_moments(session: Session, share: float) -> tuple[Floats, Floats]:
@@ -225,7 +227,7 @@ def private_seeds(
         mean, covariance = ask_moments(session, recipe.seed_shares[0])
         centers, rms = gaussian_spread(domain, mean, covariance, recipe.n_seeds, rng)
         radius = 1.5 * rms
-        weight = round_count_weight(domain.n_features)
+        weight = round_count_weight(domain.n_features, session.spec.adjacency)
         for share in recipe.seed_shares[1:]:
             cells = ask_cells(session, CellSums(centers, radius, weight), share)
             centers = moved(cells, radius, domain)
@@ -255,10 +257,11 @@ def run_rounds(
     """
     domain = session.domain
     k, d = centers.shape
-    radius = round_radius(d, k)
+    radius, weight = round_radius(d, k), round_count_weight(d, session.spec.adjacency)
     for share in shares:
-        cells = ask_cells(session, CellSums(centers, radius, round_count_weight(d)), share)
+        cells = ask_cells(session, CellSums(centers, radius, weight), share)
         centers = moved(cells, radius, domain)
         session.note_centers(domain.leave(centers))
-    n_replies = len(session.clients) - len(session.history[-1].absent)
-    return centers, max(float(cells.counts.sum()) / max(n_replies, 1), 1.0)
+    last = session.history[-1]
+    n_replies = len(last.asked) - len(last.absent) - len(last.rejected)
+    return centers, max(float(cells.counts.sum()) / n_replies, 1.0)

@@ -81,7 +81,8 @@ class SynopsisClient(SeedingClient):
         noisy = self.release(query, MOMENTS_SHARE * share)
         mean, covariance = query.mean_and_covariance(*query.totals(noisy))
         centers, rms = gaussian_spread(domain, mean, covariance, n_micro, self.rng)
-        radius, weight = RADIUS_FACTOR * rms, round_count_weight(domain.n_features)
+        radius = RADIUS_FACTOR * rms
+        weight = round_count_weight(domain.n_features, self.spec.adjacency)
         each = (1 - MOMENTS_SHARE) / n_rounds * share
         for _ in range(n_rounds - 1):
             sums = CellSums(centers, radius, weight)
@@ -175,7 +176,7 @@ def collect(
 
     def read(_: str, reply: Values) -> tuple[Cells, float]:
         radius = min(reply["radius"], 2 * RADIUS_FACTOR * domain.bound)
-        weight = round_count_weight(domain.n_features)
+        weight = round_count_weight(domain.n_features, session.spec.adjacency)
         query = CellSums(domain.hold(reply["centers"]), radius, weight, SQUARE_WEIGHT)
         last = (1 - MOMENTS_SHARE) / n_rounds * share
         return read_cells(session, query, reply, last), radius

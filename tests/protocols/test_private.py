@@ -509,7 +509,6 @@ HOSTILE = {
     "means, highest floor": (fedgem.MEANS, {**MEANS, "floor": 1e300, "bound": "theorem9"}),
     "means of far components": (fedgem.MEANS, {**MEANS, "centers": origin(value=-1e99)}),
     "means without a floor": (fedgem.MEANS, {**MEANS, "enforced": "no"}),
-    "seeds that are records": (fedgem.LOCAL_SEED, {"n_components": 2}),
     "two bins": (ranges.HISTOGRAMS, {"edges": np.array([[-1.0, 0, 1]] * 2)}),
     "equal edges": (ranges.HISTOGRAMS, {"edges": np.zeros((2, 5))}),
     "edges out of order": (ranges.HISTOGRAMS, {"edges": np.array([[1e119, 0, -1e119]] * 2)}),
@@ -610,13 +609,14 @@ def test_a_greedy_server_gets_at_most_the_budget_by_any_sequence(fixed_noise):
 
 
 def test_unproved_stages_are_refused_by_a_client_that_did_not_agree(no_draw):
-    for name, what in (
-        ("means without a floor", "means without a floor have no guarantee"),
-        ("seeds that are records", "seeds that are records have no guarantee"),
+    seeds = fedgem.LOCAL_SEED.request.encode({"n_components": 2}, run="r", step=0)
+    for request, what in (
+        (request_of(*HOSTILE["means without a floor"]), "means without a floor have no guarantee"),
+        (seeds, "a stage that this client does not take part in"),
     ):
         client = client_of(fedgem.PrivateFedGEMClient)
         with pytest.raises(ProtocolError, match=what):
-            client.handle(request_of(*HOSTILE[name]))
+            client.handle(request)
         assert client.releases.ledger.rows() == []
 
 
@@ -670,6 +670,7 @@ def test_a_client_started_anew_goes_on_with_a_run_that_has_begun(system):
     model.set_params(privacy=spec, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FederationWarning)
+        warnings.simplefilter("ignore", PrivacyWarning)
         model.fit(Restarted())
     assert not any(exchange.absent for exchange in model.result_.history)
 
