@@ -17,6 +17,10 @@ class ProtocolError(SecureFedClustError):
     """A message is malformed, oversized, out of order, or too few clients answered."""
 
 
+class AggregationAborted(ProtocolError):
+    """A sum was not opened, because too few clients were left or one broke the rules."""
+
+
 class FederationWarning(UserWarning):
     """The run went on without some client's message, or found fewer clusters than asked for."""
 

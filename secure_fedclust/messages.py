@@ -32,7 +32,7 @@ _HEADER = struct.Struct(">4sI")
 _OVERHEAD = 512
 _LARGEST = 1e100
 _LARGEST_REQUEST = 1e120
-_LARGEST_INTEGER = 1 << 40
+_LARGEST_OF = {"float64": _LARGEST, "int64": 1 << 40}
 _LARGEST_STEPS = 1 << 62
 _LARGEST_NOISE = 1 << 56
 _SMALLEST_SHARE = 1e-9
@@ -66,7 +66,7 @@ class Array(Field):
     """A numeric array whose dimensions have names; equal names mean equal sizes."""
 
     shape: tuple[str, ...]
-    dtype: Literal["float64", "int64"] = "float64"
+    dtype: Literal["float64", "int64", "uint64", "uint16", "uint8"] = "float64"
     minimum: float | None = None
     largest: float | None = None
 
@@ -81,7 +81,8 @@ class Array(Field):
         if type(packed) is not bytes or len(packed) < start or packed[0] != ndim:
             raise ProtocolError(f"field {name!r} is not an array of {ndim} dimensions")
         shape = struct.unpack_from(f"<{ndim}Q", packed, 1)
-        if max(shape) > MAX_BYTES or len(packed) != start + 8 * math.prod(shape):
+        size = np.dtype(self.dtype).itemsize
+        if max(shape) > MAX_BYTES or len(packed) != start + size * math.prod(shape):
             raise ProtocolError(f"field {name!r} does not have the length that its shape needs")
         array = np.frombuffer(packed, dtype=np.dtype(self.dtype).newbyteorder("<"), offset=start)
         array = array.reshape(shape).astype(self.dtype)
@@ -93,7 +94,7 @@ class Array(Field):
 
     def max_bytes(self, bounds: Bounds) -> int:
         sizes = (_span(bounds.get(name, (0, MAX_BYTES)))[1] for name in self.shape)
-        return 64 + 8 * math.prod(sizes)
+        return 64 + np.dtype(self.dtype).itemsize * math.prod(sizes)
 
     def _check(self, name: str, array: np.ndarray[Any, Any]) -> None:
         if array.ndim != len(self.shape):
@@ -102,9 +103,8 @@ class Array(Field):
             )
         if not np.isfinite(array).all():
             raise ProtocolError(f"field {name!r} holds values that are not finite")
-        default = _LARGEST if self.dtype == "float64" else _LARGEST_INTEGER
-        largest = default if self.largest is None else self.largest
-        if ((array > largest) | (array < -largest)).any():
+        largest = _LARGEST_OF.get(self.dtype) if self.largest is None else self.largest
+        if largest is not None and ((array > largest) | (array < -largest)).any():
             raise ProtocolError(
                 f"field {name!r} holds values beyond {largest:g}, whose sums or squares overflow"
             )
@@ -284,16 +284,48 @@ class Schema:
         return sizes
 
 
+Form = Literal["plain", "noisy", "masked", "sealed", "key", "share"]
+"""What a reply is to whoever sees it: as computed, with noise, under masks, encrypted for another
+client, a public key, or a share of a key that opens a sum."""
+
+
 @dataclass(frozen=True)
 class Stage:
-    """One question of the server and its answer."""
+    """One question of the server and its answer.
+
+    Attributes
+    ----------
+    name : str
+    request, reply : Schema
+    form : str
+        What the reply is to the server.
+    additive : bool
+        Whether the reply is a release whose sum over clients is all that the server needs.
+    """
 
     name: str
     request: Schema
     reply: Schema
+    form: Form = "plain"
+    additive: bool = False
+
+    def noisy_shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """Shapes of the reply's arrays of grid steps, where dimensions have these sizes."""
+        return {
+            name: tuple(sizes[dimension] for dimension in kind.shape)
+            for name, kind in self.reply.fields.items()
+            if isinstance(kind, Array) and kind.dtype == "int64"
+        }
 
 
-def stage(name: str, *, request: Mapping[str, Field], reply: Mapping[str, Field]) -> Stage:
+def stage(
+    name: str,
+    *,
+    request: Mapping[str, Field],
+    reply: Mapping[str, Field],
+    form: Form = "plain",
+    additive: bool = False,
+) -> Stage:
     """Define a stage by the fields of its request and of its reply.
 
     The arrays of a request may hold larger values than those of a reply, because the server
@@ -305,10 +337,21 @@ def stage(name: str, *, request: Mapping[str, Field], reply: Mapping[str, Field]
         else kind
         for key, kind in request.items()
     }
-    return Stage(name, Schema(f"{name}/request", larger), Schema(f"{name}/reply", reply))
+    schemas = Schema(f"{name}/request", larger), Schema(f"{name}/reply", reply)
+    return Stage(name, *schemas, form=form, additive=additive)
 
 
-def private_stage(name: str, *, request: Mapping[str, Field], reply: Mapping[str, Field]) -> Stage:
+ANCHOR: Mapping[str, Field] = {"ledger_rows": Integer(), "ledger_head": Digest()}
+"""Where a client's ledger stands: how many rows it has, and the hash of the last."""
+
+
+def private_stage(
+    name: str,
+    *,
+    request: Mapping[str, Field],
+    reply: Mapping[str, Field],
+    additive: bool = False,
+) -> Stage:
     """Define a stage whose reply is a release.
 
     The request says which share of the run's budget it may cost (of mu squared); the reply, how
@@ -321,9 +364,10 @@ def private_stage(name: str, *, request: Mapping[str, Field], reply: Mapping[str
             **reply,
             "exponent": Integer(-300, 300),
             "sigma": Real(1, _LARGEST_NOISE),
-            "ledger_rows": Integer(),
-            "ledger_head": Digest(),
+            **ANCHOR,
         },
+        form="noisy",
+        additive=additive,
     )
 
 

@@ -1,0 +1,645 @@
+"""Secure aggregation by double masking (Bonawitz et al. 2017), on a complete graph.
+
+Each client adds to its vector one mask of its own and one for every other client, which that
+client subtracts; in the sum only the clients' own masks are left. The server gets the own masks of
+clients whose vectors arrived, and the pair masks of those whose did not, never both of one client,
+from shares that clients hold of each other's keys. All of it lasts one round: four exchanges, or
+five where the server is not trusted to keep to the protocol.
+
+1. *Advertise*: every client makes two key pairs, one for messages to other clients and one for
+   masks, and a seed for its own mask.
+2. *Share*: it gets everybody's keys, and sends shares of its mask key and of its seed to everybody,
+   encrypted for them.
+3. *Mask*: it gets the shares for it, and the question; it sends its vector under masks.
+4. *Confirm*, if the server is not trusted: it signs who has sent a vector, and the question.
+5. *Unmask*: for each client it reveals one share: of the seed if the client's vector has arrived,
+   of the mask key if not.
+
+The masks of clients that were shown another question, spec or cohort do not cancel, since all of
+it goes into the derivation of keys. Who is protected from whom: docs/threat_model.md; thresholds:
+docs/proofs/masking.md.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
+
+from secure_fedclust.arrays import Ints
+from secure_fedclust.errors import AggregationAborted, ParameterError, ProtocolError
+from secure_fedclust.messages import ANCHOR, Array, Bounds, Integer, Stage, Values, stage
+from secure_fedclust.privacy import shamir
+from secure_fedclust.privacy.identity import SIGNATURE_BYTES, Identity, is_signed
+from secure_fedclust.privacy.masks import (
+    KEY_BYTES,
+    TAG_BYTES,
+    add_masks,
+    digest,
+    own_key,
+    pair_key,
+    public_key,
+    seal,
+    unseal,
+)
+from secure_fedclust.privacy.secure_sum import (
+    MAX_LENGTH,
+    MAX_QUESTION,
+    Ask,
+    Contribute,
+    SecureSum,
+    Summand,
+    Total,
+    check_range,
+)
+
+SMALLEST_COHORT = 3
+"""Of two clients, each could subtract its own vector from the sum and see the other's."""
+
+LARGEST_COHORT = 1 << 12
+"""Everybody shares with everybody: beyond a few thousand that is too much to send."""
+
+SEALED_BYTES = 2 * 2 * KEY_BYTES + TAG_BYTES
+"""Two shared secrets, two bytes for the share of a byte, and a tag."""
+
+Bytes = NDArray[np.uint8]
+
+_ROUND = {"number": Integer()}
+_SIGNATURES = Array(("signed", "signature"), "uint8")
+
+
+def _places_of(dimension: str) -> Array:
+    """Places in the cohort, counted from 0."""
+    return Array((dimension,), "int64", minimum=0, largest=LARGEST_COHORT)
+
+
+ADVERTISE = stage(
+    "masking/advertise",
+    request=_ROUND,
+    reply={
+        "keys": Array(("keys",), "uint8"),
+        "commitment": Array(("commitment",), "uint8"),
+        "identity": Array(("identity",), "uint8"),
+        "signature": Array(("signature",), "uint8"),
+    },
+    form="key",
+)
+SHARE = stage(
+    "masking/share",
+    request={
+        **_ROUND,
+        "keys": Array(("n", "keys"), "uint8"),
+        "identities": Array(("signed", "identity"), "uint8"),
+        "signatures": _SIGNATURES,
+    },
+    reply={"sealed": Array(("n", "sealed"), "uint8")},
+    form="sealed",
+)
+MASK = stage(
+    "masking/mask",
+    request={
+        **_ROUND,
+        "members": _places_of("members"),
+        "sealed": Array(("members", "sealed"), "uint8"),
+        "question": Array(("bytes",), "uint8"),
+    },
+    reply={"masked": Array(("length",), "uint64"), **ANCHOR},
+    form="masked",
+)
+CONFIRM = stage(
+    "masking/confirm",
+    request={**_ROUND, "survivors": _places_of("members")},
+    reply={"signature": Array(("signature",), "uint8")},
+    form="key",
+)
+UNMASK = stage(
+    "masking/unmask",
+    request={
+        **_ROUND,
+        "survivors": _places_of("members"),
+        "dropped": _places_of("others"),
+        "signers": _places_of("signed"),
+        "signatures": _SIGNATURES,
+    },
+    reply={"shares": Array(("shares", "share"), "uint16", largest=shamir.PRIME - 1)},
+    form="share",
+)
+
+BOUNDS: Bounds = {
+    "n": (SMALLEST_COHORT, LARGEST_COHORT),
+    "members": (0, LARGEST_COHORT),
+    "others": (0, LARGEST_COHORT),
+    "signed": (0, LARGEST_COHORT),
+    "keys": 2 * KEY_BYTES,
+    "identity": KEY_BYTES,
+    "signature": SIGNATURE_BYTES,
+    "sealed": SEALED_BYTES,
+    "bytes": (0, MAX_QUESTION),
+}
+"""Sizes of what a client is sent."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What all clients have agreed on beforehand; no number of it comes from the server.
+
+    Parameters
+    ----------
+    min_survivors : int
+        Vectors that must be in a sum, and shares that open it.
+    colluders : int
+        Clients that may share what they know with the server.
+    agreement : bytes
+        The privacy spec, in bytes: it goes into the derivation of keys.
+    active_server : bool
+        Whether clients sign, and check what the server shows to others.
+    """
+
+    min_survivors: int
+    colluders: int
+    agreement: bytes = b""
+    active_server: bool = False
+
+    def check(self, n_clients: int) -> None:
+        """Refuse a cohort that is too small, or too large to keep apart two sets of survivors."""
+        n, threshold, colluders = n_clients, self.min_survivors, self.colluders
+        if not SMALLEST_COHORT <= n <= LARGEST_COHORT:
+            raise ParameterError(
+                f"a cohort of {n} clients: masking needs {SMALLEST_COHORT} to {LARGEST_COHORT}"
+            )
+        if threshold > n:
+            raise ParameterError(f"min_survivors={threshold} of {n} clients: give at most {n}")
+        if threshold <= max(colluders, 1):
+            raise ParameterError(
+                f"min_survivors={threshold}: give more than colluders={colluders}, and at least 2, "
+                "or a sum would be one client's vector"
+            )
+        if self.active_server and 2 * threshold <= n + colluders:
+            raise ParameterError(
+                f"min_survivors={threshold} of {n} clients with {colluders} colluders: a server "
+                "that does not keep to the protocol could open two sums of one round; give at "
+                f"least {(n + colluders) // 2 + 1}"
+            )
+
+
+@dataclass
+class _Round:
+    """A client's state in one round: what only it may know, and what it was shown."""
+
+    run: str
+    number: int
+    channel: X25519PrivateKey = field(repr=False)
+    mask: X25519PrivateKey = field(repr=False)
+    seed: bytes = field(repr=False)
+    answered: Stage = ADVERTISE
+    keys: list[bytes] = field(default_factory=list)
+    identities: list[bytes] = field(default_factory=list)
+    place: int = -1
+    cohort: bytes = b""
+    channels: dict[int, bytes] = field(default_factory=dict, repr=False)
+    held: dict[int, shamir.Shares] = field(default_factory=dict, repr=False)
+    members: tuple[int, ...] = ()
+    context: bytes = b""
+    survivors: tuple[int, ...] | None = None
+
+    @property
+    def public(self) -> bytes:
+        return public_key(self.channel) + public_key(self.mask)
+
+
+class MaskingClient(Summand):
+    """A client's end: answers each stage of a round once, and in order.
+
+    Parameters
+    ----------
+    rules : Rules
+    identity : Identity, optional
+        Needed where the server is not trusted.
+    registered : set of bytes
+        Public keys of all clients' identities, the client's own included.
+    """
+
+    bounds = BOUNDS
+
+    def __init__(
+        self,
+        rules: Rules,
+        identity: Identity | None = None,
+        registered: frozenset[bytes] = frozenset(),
+    ) -> None:
+        if rules.active_server and (identity is None or identity.public not in registered):
+            raise ParameterError(
+                "active_server=True needs an identity that is among the registered ones"
+            )
+        self.rules = rules
+        self._identity = identity
+        self._registered = registered
+        self._last = -1
+        self._round: _Round | None = None
+        self._after = {SHARE.name: ADVERTISE, MASK.name: SHARE, UNMASK.name: MASK}
+        if rules.active_server:
+            self._after |= {CONFIRM.name: MASK, UNMASK.name: CONFIRM}
+        stages = (ADVERTISE, SHARE, MASK, CONFIRM, UNMASK)
+        self.stages: Mapping[str, Stage] = {
+            each.request.name: each
+            for each in stages
+            if each is ADVERTISE or each.name in self._after
+        }
+
+    def answer(self, stage: Stage, run: str, request: Values, contribute: Contribute) -> Values:
+        """Answer one stage; a stage out of order, or of another round, is refused."""
+        number = request.pop("number")
+        if stage is ADVERTISE:
+            return self._advertise(run, number)
+        round_ = self._round
+        if round_ is None or (run, number) != (round_.run, round_.number):
+            raise ProtocolError(f"{stage.name}: round {number} is not under way at this client")
+        if round_.answered is not self._after[stage.name]:
+            raise ProtocolError(f"{stage.name} may not be asked after {round_.answered.name}")
+        if stage is SHARE:
+            reply = self._share(round_, **request)
+        elif stage is MASK:
+            reply = self._mask(round_, **request, contribute=contribute)
+        elif stage is CONFIRM:
+            reply = self._confirm(round_, **request)
+        else:
+            reply = self._unmask(round_, **request)
+            self._round = None  # its keys have served
+        round_.answered = stage
+        return reply
+
+    def _advertise(self, run: str, number: int) -> Values:
+        if number <= self._last:
+            raise ProtocolError(f"round {number} does not come after round {self._last}")
+        seed = secrets.token_bytes(KEY_BYTES)
+        keys = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+        round_ = self._round = _Round(run, number, *keys, seed)
+        self._last = number
+        identity = signature = b""
+        if self._identity is not None and self.rules.active_server:
+            identity = self._identity.public
+            signature = self._identity.sign(_advertised(run, number, round_.public))
+        return {
+            "keys": _array(round_.public),
+            "commitment": _array(digest(seed)),
+            "identity": _array(identity),
+            "signature": _array(signature),
+        }
+
+    def _share(self, round_: _Round, keys: Bytes, identities: Bytes, signatures: Bytes) -> Values:
+        rows = [row.tobytes() for row in keys]
+        self._check_cohort(round_, rows, identities, signatures)
+        n, place = len(rows), rows.index(round_.public)
+        cohort = cohort_digest(round_.run, round_.number, self.rules, keys, identities)
+        channels = {
+            other: pair_key(round_.channel, row[:KEY_BYTES], b"channel", cohort, (place, other))
+            for other, row in enumerate(rows)
+            if other != place
+        }
+        secret = round_.mask.private_bytes_raw() + round_.seed
+        shares = shamir.split(secret, n, self.rules.min_survivors)
+        sealed = np.zeros((n, SEALED_BYTES), dtype=np.uint8)
+        for other, key in channels.items():
+            text = shares[other].astype("<u2").tobytes()
+            sealed[other] = _array(seal(key, place, other, text))
+        round_.keys, round_.place, round_.cohort = rows, place, cohort
+        round_.identities = [row.tobytes() for row in identities]
+        round_.channels, round_.held = channels, {place: shares[place]}
+        return {"sealed": sealed}
+
+    def _mask(
+        self,
+        round_: _Round,
+        members: Ints,
+        sealed: Bytes,
+        question: Bytes,
+        contribute: Contribute,
+    ) -> Values:
+        place, n = round_.place, len(round_.keys)
+        present = _places("members", members, n)
+        if place not in present:
+            raise ProtocolError("this client is not among the members of the round")
+        self._check_number(len(present))
+        held, asked = dict(round_.held), question.tobytes()
+        context = context_of(round_.cohort, members, asked)
+        masks = [(own_key(round_.seed, context), 1)]
+        for other, envelope in zip(present, sealed, strict=True):
+            if other != place:
+                text = unseal(round_.channels[other], other, place, envelope.tobytes())
+                held[other] = np.frombuffer(text, dtype="<u2").astype(np.uint16)
+                theirs = round_.keys[other][KEY_BYTES:]
+                key = pair_key(round_.mask, theirs, b"mask", context, (place, other))
+                masks.append((key, _sign(place, other)))
+        vector, anchor = contribute(asked, n)
+        masked = vector.astype(np.int64).view(np.uint64)
+        add_masks(masked, masks)
+        round_.members, round_.held, round_.context = present, held, context
+        return {"masked": masked, **anchor}
+
+    def _confirm(self, round_: _Round, survivors: Ints) -> Values:
+        round_.survivors = self._survivors(round_, survivors)
+        if self._identity is None:
+            raise ProtocolError("this client has no identity to sign with")
+        text = _confirmed(round_.context, round_.survivors)
+        return {"signature": _array(self._identity.sign(text))}
+
+    def _unmask(
+        self,
+        round_: _Round,
+        survivors: Ints,
+        dropped: Ints,
+        signers: Ints,
+        signatures: Bytes,
+    ) -> Values:
+        alive = self._survivors(round_, survivors)
+        lost = _places("dropped", dropped, len(round_.keys))
+        if set(alive) & set(lost):
+            raise ProtocolError("a client is among the survivors and among the dropped")
+        if set(alive) | set(lost) != set(round_.members):
+            raise ProtocolError("survivors and dropped together are not the members of the round")
+        if self.rules.active_server:
+            self._check_confirmations(round_, alive, signers, signatures)
+        # The first half opens pair masks, the second a client's own: never both of one client.
+        opens = {True: slice(KEY_BYTES, None), False: slice(None, KEY_BYTES)}
+        shares = [round_.held[member][opens[member in alive]] for member in round_.members]
+        return {"shares": np.stack(shares)}
+
+    def _survivors(self, round_: _Round, survivors: Ints) -> tuple[int, ...]:
+        alive = _places("survivors", survivors, len(round_.keys))
+        if round_.place not in alive or not set(alive) <= set(round_.members):
+            raise ProtocolError("survivors are members of the round, this client among them")
+        if round_.survivors is not None and alive != round_.survivors:
+            raise ProtocolError("these are not the survivors that this client has confirmed")
+        self._check_number(len(alive))
+        return alive
+
+    def _check_number(self, n: int) -> None:
+        least = self.rules.min_survivors
+        if n < least:
+            raise ProtocolError(f"{n} clients are left, this one goes on from {least} only")
+
+    def _check_cohort(
+        self, round_: _Round, rows: list[bytes], identities: Bytes, signatures: Bytes
+    ) -> None:
+        try:
+            self.rules.check(len(rows))
+        except ParameterError as error:
+            raise ProtocolError(str(error)) from error
+        halves = {half for row in rows for half in (row[:KEY_BYTES], row[KEY_BYTES:])}
+        if len(halves) != 2 * len(rows):
+            raise ProtocolError("two clients of the cohort have one key")
+        if round_.public not in rows:
+            raise ProtocolError("the keys that this client has sent are not in the cohort")
+        if not self.rules.active_server:
+            return
+        known = [row.tobytes() for row in identities]
+        if not len(rows) == len(known) == len(set(known)):
+            raise ProtocolError("the cohort needs a different identity for each client")
+        for row, identity, signature in zip(rows, known, signatures, strict=True):
+            if identity not in self._registered:
+                raise ProtocolError("the cohort has a client that is not registered")
+            text = _advertised(round_.run, round_.number, row)
+            if not is_signed(identity, signature.tobytes(), text):
+                raise ProtocolError("the cohort has keys that their owner did not sign")
+
+    def _check_confirmations(
+        self, round_: _Round, alive: tuple[int, ...], signers: Ints, signatures: Bytes
+    ) -> None:
+        who = _places("signers", signers, len(round_.keys))
+        if not set(who) <= set(alive):
+            raise ProtocolError("only survivors confirm who has survived")
+        self._check_number(len(who))
+        text = _confirmed(round_.context, alive)
+        for member, signature in zip(who, signatures, strict=True):
+            if not is_signed(round_.identities[member], signature.tobytes(), text):
+                raise ProtocolError(
+                    f"member {member} has not confirmed these survivors, question and cohort"
+                )
+
+
+class Masking(SecureSum):
+    """The server's end: the exchanges of a round, and the opening of its sum.
+
+    Parameters
+    ----------
+    rules : Rules
+        To know beforehand what clients would refuse; they keep to their own.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+
+    def total(
+        self,
+        ask: Ask,
+        clients: Sequence[str],
+        *,
+        run: str,
+        number: int,
+        question: bytes,
+        length: int,
+        largest: Callable[[int], int],
+    ) -> Total:
+        """See `SecureSum`."""
+        _check_size(length, question)
+        self.rules.check(len(clients))
+        round_ = {"number": number}
+
+        advertised = self._advertised(ask, clients, round_)
+        cohort = self._enough(list(advertised), "have sent keys that nobody else has")
+        place = {client: i for i, client in enumerate(cohort)}
+        roster = self._roster(list(advertised.values()))
+        sealed = ask(
+            SHARE,
+            dict.fromkeys(cohort, round_ | roster),
+            {"n": len(cohort), "sealed": SEALED_BYTES},
+        )
+
+        members = self._enough([c for c in cohort if c in sealed], "have sent shares")
+        asked: Values = {"members": _ints(place[c] for c in members), "question": _array(question)}
+        requests = {
+            client: round_
+            | asked
+            | {"sealed": np.stack([sealed[c]["sealed"][place[client]] for c in members])}
+            for client in members
+        }
+        masked = ask(MASK, requests, {"length": length})
+
+        survivors = self._enough([c for c in members if c in masked], "have sent a vector")
+        dropped = [c for c in members if c not in masked]
+        lists = {
+            "survivors": _ints(place[c] for c in survivors),
+            "dropped": _ints(place[c] for c in dropped),
+        }
+        ready, signatures = self._confirmed(ask, survivors, place, round_ | lists)
+        opened = ask(
+            UNMASK,
+            dict.fromkeys(ready, round_ | lists | signatures),
+            {"shares": len(members), "share": KEY_BYTES},
+        )
+
+        holders = self._enough([c for c in ready if c in opened], "have opened the sum")
+        found = self._join(members, holders, place, opened)
+        cohort_seen = cohort_digest(run, number, self.rules, roster["keys"], roster["identities"])
+        context = context_of(cohort_seen, asked["members"], question)
+        masks = [
+            (own_key(_checked_seed(c, found[c], advertised[c]), context), -1) for c in survivors
+        ]
+        for client in dropped:
+            key = _checked_key(client, found[client], advertised[client])
+            for other in survivors:
+                pair, theirs = (place[client], place[other]), _mask_key(advertised[other])
+                masks.append((pair_key(key, theirs, b"mask", context, pair), _sign(*pair)))
+        steps = np.zeros(length, dtype=np.uint64)
+        for reply in masked.values():
+            steps += reply["masked"]
+        add_masks(steps, masks)
+        total = steps.view(np.int64)
+        check_range(total, largest(len(cohort)))
+        return Total(total, len(cohort), tuple(survivors))
+
+    def _advertised(self, ask: Ask, clients: Sequence[str], round_: Values) -> dict[str, Values]:
+        """Keys of each client, but for those whose keys or identity are another's too."""
+        signed = self.rules.active_server
+        sizes: Bounds = {
+            "keys": 2 * KEY_BYTES,
+            "commitment": KEY_BYTES,
+            "identity": KEY_BYTES if signed else 0,
+            "signature": SIGNATURE_BYTES if signed else 0,
+        }
+        replies = ask(ADVERTISE, dict.fromkeys(clients, round_), sizes)
+        parts = {client: _parts(reply) for client, reply in replies.items()}
+        times = Counter(part for each in parts.values() for part in each)
+        return {
+            client: reply
+            for client, reply in replies.items()
+            if all(times[part] == 1 for part in parts[client])
+        }
+
+    def _roster(self, replies: list[Values]) -> Values:
+        """What everybody is shown of the cohort; signatures only where clients check them."""
+        signed = replies if self.rules.active_server else []
+        return {
+            "keys": np.stack([reply["keys"] for reply in replies]),
+            "identities": _stack([reply["identity"] for reply in signed], KEY_BYTES),
+            "signatures": _stack([reply["signature"] for reply in signed], SIGNATURE_BYTES),
+        }
+
+    def _confirmed(
+        self, ask: Ask, survivors: list[str], place: Mapping[str, int], lists: Values
+    ) -> tuple[list[str], Values]:
+        """Who can be asked to unmask, and what they have signed: nothing for a trusted server."""
+        if not self.rules.active_server:
+            return survivors, {"signers": _ints(()), "signatures": _stack([], SIGNATURE_BYTES)}
+        request = {name: lists[name] for name in ("number", "survivors")}
+        replies = ask(CONFIRM, dict.fromkeys(survivors, request), {"signature": SIGNATURE_BYTES})
+        signers = self._enough([c for c in survivors if c in replies], "have confirmed")
+        return signers, {
+            "signers": _ints(place[client] for client in signers),
+            "signatures": _stack([replies[c]["signature"] for c in signers], SIGNATURE_BYTES),
+        }
+
+    def _join(
+        self,
+        members: list[str],
+        holders: list[str],
+        place: Mapping[str, int],
+        opened: Mapping[str, Values],
+    ) -> dict[str, bytes | None]:
+        some = holders[: self.rules.min_survivors]
+        weights = shamir.weights([place[client] + 1 for client in some])
+        found = shamir.join(weights, np.stack([opened[client]["shares"] for client in some]))
+        return dict(zip(members, found, strict=True))
+
+    def _enough(self, clients: list[str], have_done: str) -> list[str]:
+        least = self.rules.min_survivors
+        if len(clients) < least:
+            raise AggregationAborted(
+                f"{len(clients)} clients {have_done}, of at least {least} that min_survivors asks "
+                "for: the round is given up, and what it was charged stays charged"
+            )
+        return clients
+
+
+def cohort_digest(run: str, number: int, rules: Rules, keys: Bytes, identities: Bytes) -> bytes:
+    """What a client was shown of the cohort, and what it has agreed on, in 32 bytes."""
+    shown = keys.tobytes(), identities.tobytes()
+    return digest(run.encode(), number.to_bytes(8), rules.agreement, *shown)
+
+
+def context_of(cohort: bytes, members: Ints, question: bytes) -> bytes:
+    """What masks depend on besides keys: the cohort, who is in it still, and the question."""
+    return digest(cohort, members.astype("<i8").tobytes(), question)
+
+
+def _advertised(run: str, number: int, keys: bytes) -> bytes:
+    return digest(b"masking/advertise", run.encode(), number.to_bytes(8), keys)
+
+
+def _confirmed(context: bytes, survivors: tuple[int, ...]) -> bytes:
+    return digest(b"masking/confirm", context, _ints(survivors).astype("<i8").tobytes())
+
+
+def _sign(place: int, other: int) -> int:
+    return 1 if place < other else -1
+
+
+def _places(name: str, given: Ints, n: int) -> tuple[int, ...]:
+    """Places in a cohort of n, which must be given in order and once."""
+    places = tuple(int(place) for place in given)
+    if list(places) != sorted(set(places)) or (places and places[-1] >= n):
+        raise ProtocolError(f"field {name!r} does not give places in the cohort, in order and once")
+    return places
+
+
+def _check_size(length: int, question: bytes) -> None:
+    if not 1 <= length <= MAX_LENGTH or len(question) > MAX_QUESTION:
+        raise ParameterError(
+            f"a sum of {length} numbers, asked for in {len(question)} bytes: from 1 to "
+            f"{MAX_LENGTH} numbers, in up to {MAX_QUESTION} bytes, are possible"
+        )
+
+
+def _checked_seed(client: str, secret: bytes | None, advertised: Values) -> bytes:
+    if secret is None or digest(secret) != advertised["commitment"].tobytes():
+        raise _wrong_shares(client)
+    return secret
+
+
+def _checked_key(client: str, secret: bytes | None, advertised: Values) -> X25519PrivateKey:
+    if secret is not None:
+        key = X25519PrivateKey.from_private_bytes(secret)
+        if public_key(key) == _mask_key(advertised):
+            return key
+    raise _wrong_shares(client)
+
+
+def _wrong_shares(client: str) -> AggregationAborted:
+    return AggregationAborted(
+        f"the shares of the keys of {client} do not fit what it has sent before: it, or a client "
+        "that holds them, did not follow the protocol"
+    )
+
+
+def _mask_key(advertised: Values) -> bytes:
+    return bytes(advertised["keys"][KEY_BYTES:].tobytes())
+
+
+def _parts(advertised: Values) -> list[bytes]:
+    keys, identity = advertised["keys"].tobytes(), advertised["identity"].tobytes()
+    return [keys[:KEY_BYTES], keys[KEY_BYTES:], *([identity] if identity else [])]
+
+
+def _array(content: bytes) -> Bytes:
+    return np.frombuffer(content, dtype=np.uint8)
+
+
+def _stack(rows: list[Bytes], width: int) -> Bytes:
+    return np.stack(rows) if rows else np.zeros((0, width), dtype=np.uint8)
+
+
+def _ints(values: Iterable[int]) -> Ints:
+    return np.array(list(values), dtype=np.int64)

@@ -1,0 +1,171 @@
+"""The seam for sums: how a server learns what clients' vectors add up to, and nothing else.
+
+A vector is whole numbers of grid steps. Whoever wants another way to add them in secret writes the
+two ends below in one file, and names the pair in `protocols/sums.py`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from secure_fedclust.arrays import Ints
+from secure_fedclust.errors import AggregationAborted
+from secure_fedclust.messages import ANCHOR, Array, Bounds, Integer, Stage, Values, stage
+
+MAX_QUESTION = 1 << 25
+"""Most bytes of a question."""
+
+MAX_LENGTH = 1 << 23
+"""Most numbers in a vector."""
+
+
+class Ask(Protocol):
+    """Asks clients a stage's question, each its own, and returns the replies that hold."""
+
+    def __call__(
+        self, stage: Stage, requests: Mapping[str, Values], bounds: Bounds
+    ) -> dict[str, Values]:
+        """Clients that do not answer, or wrongly, are not in what is returned."""
+
+
+class Contribute(Protocol):
+    """Computes what a client adds to a sum, once."""
+
+    def __call__(self, question: bytes, n_clients: int) -> tuple[Ints, Values]:
+        """The vector, and where the client's ledger stands."""
+
+
+@dataclass(frozen=True)
+class Total:
+    """A sum that was opened.
+
+    Attributes
+    ----------
+    steps : array of whole numbers
+    n_clients : int
+        Size of the cohort that the grid was chosen for.
+    survivors : tuple of str
+        Clients whose vectors are in the sum.
+    """
+
+    steps: Ints
+    n_clients: int
+    survivors: tuple[str, ...]
+
+
+class SecureSum(ABC):
+    """The server's end."""
+
+    @abstractmethod
+    def total(
+        self,
+        ask: Ask,
+        clients: Sequence[str],
+        *,
+        run: str,
+        number: int,
+        question: bytes,
+        length: int,
+        largest: Callable[[int], int],
+    ) -> Total:
+        """The sum of the vectors with which clients answer a question.
+
+        Parameters
+        ----------
+        ask : Ask
+        clients : sequence of str
+        run, number : str, int
+            No two rounds of a run have the same number.
+        question : bytes
+        length : int
+            Of the vectors.
+        largest : function of the number of clients
+            How far from zero a number of the sum can be.
+
+        Raises
+        ------
+        AggregationAborted
+            When too few clients are left. Nothing was opened then.
+        """
+
+
+class Summand(ABC):
+    """A client's end.
+
+    Attributes
+    ----------
+    stages : mapping of the request schema's name to Stage
+        The stages that it answers.
+    bounds : mapping
+        Sizes of what it may be sent.
+    """
+
+    stages: Mapping[str, Stage]
+    bounds: Bounds
+
+    @abstractmethod
+    def answer(self, stage: Stage, run: str, request: Values, contribute: Contribute) -> Values:
+        """Answer one stage, or raise a `ProtocolError`."""
+
+
+def check_range(steps: Ints, largest: int) -> None:
+    """Refuse what cannot be a sum of what clients may send."""
+    if ((steps > largest) | (steps < -largest)).any():
+        raise AggregationAborted(
+            f"numbers beyond {largest} grid steps are no sum of clients' vectors: some client did "
+            "not agree on the question, the privacy spec or the cohort, or did not follow the "
+            "protocol"
+        )
+
+
+PLAIN = stage(
+    "sum/plain",
+    request={"number": Integer(), "question": Array(("bytes",), "uint8")},
+    reply={"vector": Array(("length",), "int64", largest=1 << 62), **ANCHOR},
+)
+
+
+class PlainSum(SecureSum):
+    """No protection at all: the server sees every vector. For comparisons only."""
+
+    def total(
+        self,
+        ask: Ask,
+        clients: Sequence[str],
+        *,
+        run: str,
+        number: int,
+        question: bytes,
+        length: int,
+        largest: Callable[[int], int],
+    ) -> Total:
+        """See `SecureSum`."""
+        request = {"number": number, "question": np.frombuffer(question, dtype=np.uint8)}
+        replies = ask(PLAIN, dict.fromkeys(clients, request), {"length": length})
+        steps = np.zeros(length, dtype=np.int64)
+        for reply in replies.values():
+            steps += reply["vector"]
+        check_range(steps, largest(len(clients)))
+        return Total(steps, len(clients), tuple(replies))
+
+
+class PlainSummand(Summand):
+    """Sends its vector as it is. For comparisons only.
+
+    Parameters
+    ----------
+    n_clients : int
+    """
+
+    def __init__(self, n_clients: int) -> None:
+        self.n_clients = n_clients
+        self.stages = {PLAIN.request.name: PLAIN}
+        self.bounds = {"bytes": (0, MAX_QUESTION)}
+
+    def answer(self, stage: Stage, run: str, request: Values, contribute: Contribute) -> Values:
+        """See `Summand`."""
+        vector, anchor = contribute(request["question"].tobytes(), self.n_clients)
+        return {"vector": vector, **anchor}

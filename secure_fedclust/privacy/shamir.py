@@ -1,0 +1,79 @@
+"""Shamir's secret sharing: any `threshold` shares give a secret back, and fewer say nothing.
+
+Each byte of a secret is shared by itself, as the value at 0 of a random polynomial over the whole
+numbers modulo a prime; a share is the polynomial's value at the holder's point, 1 to n. Products
+and their sums stay below 2^53, so that a multiplication of matrices in floating point is exact.
+Why fewer shares say nothing: docs/proofs/masking.md.
+"""
+
+import secrets
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secure_fedclust.arrays import Floats, Ints
+from secure_fedclust.errors import ParameterError
+
+PRIME = 65521
+"""The largest prime below 2^16: a share of a byte fits into two."""
+
+MOST_HOLDERS = 1 << 15
+"""More could be had, but nobody shares a secret with that many."""
+
+Shares = NDArray[np.uint16]
+
+
+def split(secret: bytes, n: int, threshold: int) -> Shares:
+    """Shares of a secret for `n` holders, one a row."""
+    if not 1 <= threshold <= n <= MOST_HOLDERS:
+        raise ParameterError(
+            f"threshold={threshold} of {n} shares: give 1 to {n}, for at most {MOST_HOLDERS}"
+        )
+    coefficients = np.empty((threshold, len(secret)))
+    coefficients[0] = np.frombuffer(secret, dtype=np.uint8)
+    coefficients[1:] = _uniform((threshold - 1) * len(secret)).reshape(threshold - 1, -1)
+    return np.asarray(_powers(n, threshold) @ coefficients % PRIME).astype(np.uint16)
+
+
+def weights(points: Sequence[int]) -> Floats:
+    """What the shares of these holders, counted from 1, are multiplied by to get a secret back."""
+    x = np.asarray(points, dtype=np.int64)
+    if len(set(points)) != len(points) or not (x >= 1).all() or not (x < PRIME).all():
+        raise ParameterError(f"points={list(points)}: give different ones from 1 to {PRIME - 1}")
+    above, below = np.ones(len(x), dtype=np.int64), np.ones(len(x), dtype=np.int64)
+    for i, other in enumerate(x):
+        rest = np.arange(len(x)) != i
+        above[rest] = above[rest] * -other % PRIME
+        below[rest] = below[rest] * (x[rest] - other) % PRIME
+    inverse = [pow(int(value), -1, PRIME) for value in below]
+    return np.asarray(above * inverse % PRIME, dtype=np.float64)
+
+
+def join(weights: Floats, shares: Shares) -> list[bytes | None]:
+    """Secrets from their shares, of shape (holders, secrets, bytes); None for what was none.
+
+    Shares that do not belong together give wrong bytes, or None: compare with a commitment.
+    """
+    flat = shares.reshape(len(shares), -1).astype(np.float64)
+    found = (weights @ flat % PRIME).reshape(shares.shape[1:]).astype(np.int64)
+    return [bytes(row.tolist()) if row.max() < 256 else None for row in found]
+
+
+@lru_cache(maxsize=8)
+def _powers(n: int, threshold: int) -> Floats:
+    powers: Ints = np.ones((n, threshold), dtype=np.int64)
+    points = np.arange(1, n + 1)
+    for j in range(1, threshold):
+        powers[:, j] = powers[:, j - 1] * points % PRIME
+    return powers.astype(np.float64)
+
+
+def _uniform(size: int) -> Ints:
+    """Random numbers below the prime, all equally likely: what is not below it is drawn again."""
+    drawn = np.zeros(0, dtype=np.int64)
+    while len(drawn) < size:
+        more = np.frombuffer(secrets.token_bytes(2 * (size - len(drawn))), dtype="<u2")
+        drawn = np.concatenate([drawn, more[more < PRIME].astype(np.int64)])
+    return drawn
