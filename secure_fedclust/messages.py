@@ -309,10 +309,11 @@ class Stage:
     form: Form = "plain"
     additive: bool = False
 
-    def noisy_shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """Shapes of the reply's arrays of grid steps, where dimensions have these sizes."""
+    @property
+    def noisy_fields(self) -> dict[str, tuple[str, ...]]:
+        """The reply's arrays of grid steps, with the names of their dimensions."""
         return {
-            name: tuple(sizes[dimension] for dimension in kind.shape)
+            name: kind.shape
             for name, kind in self.reply.fields.items()
             if isinstance(kind, Array) and kind.dtype == "int64"
         }

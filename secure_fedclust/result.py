@@ -14,7 +14,7 @@ from secure_fedclust.errors import ParameterError
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """What goes wrong when a file is missing, or is not what it should be."""
 
-_FORMAT = "secure_fedclust result 2"
+_FORMAT = "secure_fedclust result 3"
 
 
 @dataclass(eq=False)
@@ -29,8 +29,11 @@ class Exchange:
         Clients that were asked, and those of them that did not answer.
     rejected : mapping of client to reason
         Clients whose reply was set aside.
-    bytes_down, bytes_up : int
-        Bytes sent to and received from all clients.
+    down, up : mapping of client to int
+        Bytes sent to and received from each client.
+    form : str
+        What the replies are to the server: ``plain``, ``noisy``, ``masked``, ``sealed`` (encrypted
+        for another client), ``key`` (a public one) or ``share`` (of a key that opens a sum).
     seconds : float or None
         From the first request to the last reply, as the server saw it.
     centers : array or None
@@ -41,10 +44,49 @@ class Exchange:
     asked: tuple[str, ...]
     absent: tuple[str, ...]
     rejected: Mapping[str, str]
-    bytes_down: int
-    bytes_up: int
+    down: Mapping[str, int]
+    up: Mapping[str, int]
     seconds: float | None
+    form: str = "plain"
     centers: NDArray[np.float64] | None = None
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes sent to all clients."""
+        return sum(self.down.values())
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes received from all clients."""
+        return sum(self.up.values())
+
+
+@dataclass(frozen=True)
+class OpenedSum:
+    """A sum over clients that was opened to the server.
+
+    Attributes
+    ----------
+    stage : str
+        What was asked, e.g. ``"cells"``.
+    exchange : int
+        Position in the history of the first exchange of its round.
+    n_clients : int
+        Clients that took part at first.
+    survivors : tuple of str
+        Clients whose vectors, and whose noise, are in it. More than the spec's `min_survivors`
+        mean more noise than was promised; nothing is refunded for it.
+    share : float
+        Of the run's mu squared.
+    numbers : int
+    """
+
+    stage: str
+    exchange: int
+    n_clients: int
+    survivors: tuple[str, ...]
+    share: float
+    numbers: int
 
 
 @dataclass(frozen=True)

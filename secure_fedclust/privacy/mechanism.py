@@ -25,6 +25,10 @@ visible."""
 LARGEST_RADIUS = 1 << 31
 """Grid steps in a radius, at most: exact squared lengths then fit into 64 bits."""
 
+MIN_CLIENT_NOISE = 16
+"""Least noise of one client in a sum, in grid steps: several such are one discrete Gaussian, but
+for less than any slack that is counted."""
+
 USEFUL_NOISE = 1 << 36
 
 MAX_NOISE = 1 << 56
@@ -58,6 +62,11 @@ class Bounded:
     def coordinates(self) -> int:
         """How many numbers there are."""
         return sum(field.size for field in self.fields.values())
+
+    def held(self, largest: int) -> "Bounded":
+        """The same with no number beyond `largest`, which brings neighbours no farther apart."""
+        fields = {name: np.clip(field, -largest, largest) for name, field in self.fields.items()}
+        return Bounded(fields, self.sensitivity, self.exponent)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,11 @@ class Query(ABC):
     def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
         """How far a record moves the answer: in grid steps, or in real terms without a grid."""
 
+    @property
+    @abstractmethod
+    def coordinates(self) -> int:
+        """How many numbers the answer has."""
+
     @abstractmethod
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
         """The exact answer, in grid steps."""
@@ -86,6 +91,11 @@ class CellSums(Query):
         square_weight = self.square_weight / radius
         found = formulas.synopsis(radius, count_weight, square_weight, adjacency)
         return _allow_truncation(found, 1, adjacency, exponent)
+
+    @property
+    def coordinates(self) -> int:
+        k, d = self.centers.shape
+        return int(k * (d + (2 if self.square_weight else 1)))
 
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
         sensitivity = self.sensitivity(adjacency, exponent)
@@ -170,6 +180,11 @@ class SoftSums(Query):
             radius, count_weight = radius * 2**_SHARE_BITS, count_weight * 2**_SHARE_BITS
         return formulas.sums_and_counts(radius, count_weight, adjacency)
 
+    @property
+    def coordinates(self) -> int:
+        k, d = self.centers.shape
+        return int(k * (d + 1))
+
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
         sensitivity = self.sensitivity(adjacency, exponent)
         sums, shares = self.exact(X, exponent + _SHARE_BITS)
@@ -246,6 +261,10 @@ class FloorMeans(Query):
         # Means are rounded to the grid at the end, which can part any of them by one more step.
         return _allow_truncation(found, k * d, "replace_one", exponent)
 
+    @property
+    def coordinates(self) -> int:
+        return self.soft.centers.size
+
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
         sensitivity = self.sensitivity(adjacency, exponent)
         sums, shares = self.soft.exact(X, exponent)
@@ -291,6 +310,10 @@ class Moments(Query):
         found = formulas.moments(bound, count_weight, sum_weight, matrix_weight / bound, adjacency)
         width = self.n_features * (self.n_features + 3) // 2
         return _allow_truncation(found, width, adjacency, exponent)
+
+    @property
+    def coordinates(self) -> int:
+        return 1 + self.n_features + self.n_features * (self.n_features + 1) // 2
 
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
         sensitivity = self.sensitivity(adjacency, exponent)
@@ -357,6 +380,10 @@ class Histograms(Query):
             raise ParameterError(f"edges: {self.edges.shape[1]} given, a bin has two")
         return formulas.histogram(_in_steps(1.0, exponent), adjacency, len(self.edges))
 
+    @property
+    def coordinates(self) -> int:
+        return int(len(self.edges) * (self.edges.shape[1] - 1))
+
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
         sensitivity = self.sensitivity(adjacency, exponent)
         d, m = len(self.edges), self.edges.shape[1] - 1
@@ -391,6 +418,10 @@ class Cost(Query):
         found = formulas.cost(cap, count_weight, adjacency)
         return _allow_truncation(found, 1, adjacency, exponent)
 
+    @property
+    def coordinates(self) -> int:
+        return 2
+
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
         sensitivity = self.sensitivity(adjacency, exponent)
         cap = int(_in_steps(self.cap, exponent))
@@ -416,20 +447,17 @@ class Cost(Query):
         return total, noisy.sigma * step, count, noisy.sigma / steps
 
 
-def clip_message(
-    fields: dict[str, Ints], norm: float, adjacency: Adjacency, exponent: int
-) -> Bounded:
-    """A whole message shortened to `norm`, for the unit ``client``."""
-    flat = np.concatenate([field.ravel() for field in fields.values()])
-    radius = int(_in_steps(norm, exponent))
-    short = clip_rows(flat[None].astype(np.float64), radius)[0]
-    ends = np.cumsum([field.size for field in fields.values()])[:-1]
+def clip_message(bounded: Bounded, norm: int, adjacency: Adjacency) -> Bounded:
+    """A client's whole message shortened to `norm` grid steps, for the unit ``client``."""
+    flat = np.concatenate([field.ravel() for field in bounded.fields.values()])
+    short = clip_rows(flat[None].astype(np.float64), norm)[0]
+    ends = np.cumsum([field.size for field in bounded.fields.values()])[:-1]
     parts = np.split(short, ends)
     clipped = {
         name: part.reshape(field.shape)
-        for (name, field), part in zip(fields.items(), parts, strict=True)
+        for (name, field), part in zip(bounded.fields.items(), parts, strict=True)
     }
-    return Bounded(clipped, formulas.message(radius, adjacency), exponent)
+    return Bounded(clipped, formulas.message(norm, adjacency), bounded.exponent)
 
 
 def nearest(X: Floats, centers: Floats) -> Ints:

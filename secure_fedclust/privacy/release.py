@@ -1,20 +1,24 @@
 """A client's only way out: a bounded answer, charged first, then noised."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from secure_fedclust.arrays import Floats
-from secure_fedclust.errors import BudgetExceeded, LedgerError, ParameterError
+from secure_fedclust.errors import BudgetExceeded, LedgerError, ParameterError, ProtocolError
 from secure_fedclust.privacy.accounting import Limit, epsilon_of
+from secure_fedclust.privacy.grid import SumGrid
 from secure_fedclust.privacy.ledger import Anchor, Charge, Ledger
 from secure_fedclust.privacy.mechanism import (
+    MIN_CLIENT_NOISE,
+    Bounded,
     Noisy,
     SamplerName,
     noise,
     noise_level,
     sampler_named,
 )
-from secure_fedclust.privacy.queries import Query
+from secure_fedclust.privacy.queries import Query, clip_message
 from secure_fedclust.privacy.spec import PrivacySpec
 
 
@@ -80,20 +84,70 @@ class Releases:
             When the run's plan or the ledger's lifetime budget does not allow it. Nothing is
             computed from noise, and nothing is charged.
         """
-        if not 0 < share <= 1:
-            raise ParameterError(f"share={share}: give a part of the budget, above 0 and up to 1")
+        _check_share(share)
         mu = self.limit.mu * math.sqrt(share)
         adjacency = self.spec.adjacency
         exponent = query.exponent(adjacency, mu)
         exact = query.answer(X, adjacency, exponent)
         sigma, slack = noise_level(exact, mu)
+        self._charge(exact, sigma, slack, {}, run=run, step=step, message=message)
+        return noise(exact, sigma, sampler_named(self.sampler))
+
+    def contribute(
+        self,
+        query: Query,
+        X: Floats,
+        share: float,
+        *,
+        n_clients: int,
+        run: str,
+        step: int,
+        message: str,
+    ) -> Noisy:
+        """Answer a query with a part of the noise, for a sum that nobody sees the terms of.
+
+        The part is what this client's own spec says: the noise of `honest_survivors` such answers
+        is as much as that of one release. What is charged is that worst case, however many
+        clients' noise there will be in the sum, and whether or not it is opened.
+
+        Privacy unit: a record of this client, or all of its data.
+        Sensitivity: that of the query, or ``message``, docs/proofs/sensitivity.md.
+        Who sees it: nobody; the sum over clients is seen by whoever opens it.
+        """
+        _check_share(share)
+        grid = SumGrid.of(query, self.spec, self.limit, share, n_clients)
+        exact = exact_sum(query, X, self.spec, grid)
+        sigma, slack = noise_level(exact, self.limit.mu * math.sqrt(share))
+        if grid.client_sigma < MIN_CLIENT_NOISE:
+            raise ParameterError(
+                f"min_survivors={self.spec.min_survivors}: each client's noise would be "
+                f"{grid.client_sigma:.3g} grid steps, at least {MIN_CLIENT_NOISE} are needed"
+            )
+        quorum = {
+            "min_survivors": float(self.spec.min_survivors or 0),
+            "colluders": float(self.spec.colluders),
+        }
+        self._charge(exact, sigma, slack, quorum, run=run, step=step, message=f"{message} in a sum")
+        return noise(exact, grid.client_sigma, sampler_named(self.sampler))
+
+    def _charge(
+        self,
+        exact: Bounded,
+        sigma: float,
+        slack: float,
+        quorum: Mapping[str, float],
+        *,
+        run: str,
+        step: int,
+        message: str,
+    ) -> None:
         charge = Charge(
             client=self.client,
             run=run,
             step=step,
             message=message,
             formula=exact.sensitivity.formula,
-            inputs=exact.sensitivity.inputs,
+            inputs={**exact.sensitivity.inputs, **quorum},
             sensitivity=exact.sensitivity.value,
             sigma=sigma,
             mu=exact.sensitivity.value / sigma,
@@ -101,4 +155,71 @@ class Releases:
             coordinates=exact.coordinates,
         )
         self.anchor = self.ledger.charge(charge, plan=self.limit)
-        return noise(exact, sigma, sampler_named(self.sampler))
+
+    def sent(self, run: str, step: int, request: bytes) -> bytes | None:
+        """What was sent for this very request before, by an earlier process perhaps."""
+        return self.ledger.sent(self.client, run, step, request)
+
+    def keep(self, run: str, step: int, request: bytes, reply: bytes) -> None:
+        """Remember a reply before it is sent."""
+        self.ledger.keep(self.client, run, step, request, reply)
+
+
+@dataclass
+class ExactSums:
+    """In place of `Releases` where there is no differential privacy: only sums get out.
+
+    Parameters
+    ----------
+    spec : PrivacySpec
+    """
+
+    spec: PrivacySpec
+    anchor: Anchor = field(default=Anchor(0, "0" * 64), init=False)
+
+    def release(
+        self, query: Query, X: Floats, share: float, *, run: str, step: int, message: str
+    ) -> Noisy:
+        """Refuse: without noise nothing leaves this client but under masks."""
+        raise ProtocolError(f"{message} without noise is given as part of a sum only")
+
+    def contribute(
+        self,
+        query: Query,
+        X: Floats,
+        share: float,
+        *,
+        n_clients: int,
+        run: str,
+        step: int,
+        message: str,
+    ) -> Noisy:
+        """Answer a query exactly, for a sum that nobody sees the terms of.
+
+        Privacy unit: none, the sum is exact.
+        Sensitivity: unbounded.
+        Who sees it: nobody; the sum over clients is seen by whoever opens it.
+        """
+        grid = SumGrid.of(query, self.spec, None, share, n_clients)
+        return Noisy(exact_sum(query, X, self.spec, grid).fields, grid.exponent, 0.0)
+
+    def sent(self, run: str, step: int, request: bytes) -> bytes | None:
+        """Nothing is kept."""
+        return None
+
+    def keep(self, run: str, step: int, request: bytes, reply: bytes) -> None:
+        """Nothing is kept."""
+
+
+def exact_sum(query: Query, X: Floats, spec: PrivacySpec, grid: SumGrid) -> Bounded:
+    """What a client adds to a sum, before noise."""
+    exact = query.answer(X, spec.adjacency, grid.exponent)
+    if spec.unit == "client":
+        norm = query.sensitivity("add_remove", grid.exponent).value
+        exact = clip_message(exact, math.floor(norm), spec.adjacency)
+    return exact.held(grid.client_largest)
+
+
+def _check_share(share: float) -> None:
+    if not 0 < share <= 1:
+        raise ParameterError(f"share={share}: give a part of the budget, above 0 and up to 1")

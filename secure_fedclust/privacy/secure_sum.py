@@ -7,7 +7,6 @@ two ends below in one file, and names the pair in `protocols/sums.py`.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -22,20 +21,13 @@ MAX_LENGTH = 1 << 23
 """Most numbers in a vector."""
 
 
-class Ask(Protocol):
-    """Asks clients a stage's question, each its own, and returns the replies that hold."""
-
-    def __call__(
-        self, stage: Stage, requests: Mapping[str, Values], bounds: Bounds
-    ) -> dict[str, Values]:
-        """Clients that do not answer, or wrongly, are not in what is returned."""
+Ask = Callable[[Stage, Mapping[str, Values], Bounds], dict[str, Values]]
+"""Asks clients a stage's question, each its own; who does not answer, or wrongly, is left out."""
 
 
-class Contribute(Protocol):
-    """Computes what a client adds to a sum, once."""
-
-    def __call__(self, question: bytes, n_clients: int) -> tuple[Ints, Values]:
-        """The vector, and where the client's ledger stands."""
+Contribute = Callable[[bytes, int], tuple[Ints, Values]]
+"""Computes what a client adds to the sum that a question asks for, among so many clients: a vector,
+and where the client's ledger stands. It is called once a round, when all else is in order."""
 
 
 @dataclass(frozen=True)

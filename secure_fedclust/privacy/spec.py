@@ -60,7 +60,12 @@ class PrivacySpec:
     colluders : int
         Clients that may share what they know with the server, where noise is shared.
     min_survivors : int, optional
-        Clients whose noise must be in a sum before it is opened, where noise is shared.
+        Clients whose vectors must be in a sum before it is opened, where noise is shared: fewer
+        mean more noise and more tolerance for clients that drop out. Two thirds of the clients if
+        not given, in a run on their records.
+    active_server : bool
+        With masking: whether the promise holds for a server that does not keep to the protocol,
+        too. Clients then sign, and check what others were shown.
     public_size : int, optional
         About how many records a client holds, if that is no secret. Never taken from the data.
     records_per_person : int, optional
@@ -96,6 +101,7 @@ that holds the records; if you know neither, private_ranges() buys them
     min_survivors: int | None = None
     public_size: int | None = None
     records_per_person: int | None = None
+    active_server: bool = False
     reason: str | None = None
 
     def __post_init__(self) -> None:
@@ -115,19 +121,41 @@ that holds the records; if you know neither, private_ranges() buys them
         return f"PrivacySpec({given})"
 
     @classmethod
-    def none(cls, *, reason: str, protection: Protection = "none") -> Self:
-        """No differential privacy, for the reason given, which every result repeats."""
+    def none(cls, *, reason: str, protection: Protection = "none", **sums: Any) -> Self:
+        """No differential privacy, for the reason given, which every result repeats.
+
+        Parameters
+        ----------
+        reason : str
+        protection : {"none", "masking", "ckks"}
+        **sums
+            With a protection: `colluders`, `min_survivors`, `active_server`.
+        """
         if not isinstance(reason, str) or not reason.strip():
             raise ParameterError(
                 "running without differential privacy needs a reason: "
                 "PrivacySpec.none(reason='simulation on public data')"
             )
-        return cls(reason=reason, protection=protection)
+        return cls(reason=reason, protection=protection, **sums)
 
     @property
     def is_private(self) -> bool:
         """Whether there is a guarantee at all."""
         return self.reason is None
+
+    @property
+    def honest_survivors(self) -> int:
+        """Clients whose noise is in every sum and unknown to server and colluders."""
+        if self.min_survivors is None:
+            raise ParameterError(
+                f"protection={self.protection!r} needs min_survivors in the privacy spec: how many "
+                "clients' vectors must be in a sum before it is opened"
+            )
+        return self.min_survivors - self.colluders
+
+    def agreement(self) -> bytes:
+        """The spec in bytes: whoever has another one has other bytes."""
+        return json.dumps(self.to_dict(), sort_keys=True, allow_nan=False).encode()
 
     @property
     def n_features(self) -> int | None:
@@ -138,7 +166,12 @@ that holds the records; if you know neither, private_ranges() buys them
     def describe(self) -> str:
         """Say the guarantee in one sentence."""
         if not self.is_private:
-            return f"NO DP CLAIM: messages leave the clients unprotected ({self.reason})"
+            how = {
+                "none": "messages leave the clients unprotected",
+                "masking": "sums over clients are exact, though nothing but these sums is seen",
+                "ckks": "sums over clients are exact, though nothing but these sums is seen",
+            }[self.protection]
+            return f"NO DP CLAIM: {how} ({self.reason})"
         epsilon = self.epsilon
         if self.records_per_person is not None:
             what = (
@@ -154,11 +187,15 @@ that holds the records; if you know neither, private_ranges() buys them
                 ("client", "add_remove"): "leaving them all out",
                 ("client", "replace_one"): "exchanging them all",
             }[self.unit, self.adjacency]
-        who = {
-            "none": "everybody who sees what clients send, the server included",
-            "masking": f"the server and up to {self.colluders} colluding clients",
-            "ckks": f"the server and up to {self.colluders} colluding clients",
-        }[self.protection]
+        who = "everybody who sees what clients send, the server included"
+        if self.protection != "none":
+            server = "whatever it does" if self.active_server else "which keeps to the protocol"
+            others = {0: "with no client on its side", 1: "with up to one client on its side"}.get(
+                self.colluders, f"with up to {self.colluders} clients on its side"
+            )
+            who = f"the server, {server}, {others}"
+            if self.min_survivors is not None:
+                who += f", in sums over {self.min_survivors} clients or more"
         return (
             f"(epsilon={epsilon:g}, delta={self.delta:g})-differential privacy for each "
             f"{what}, against {who}: {change} makes nothing they can see more than "
@@ -265,6 +302,10 @@ that holds the records; if you know neither, private_ranges() buys them
                 "records_per_person goes with unit='record' and adjacency='add_remove' only: who a "
                 "record is about decides how many are used"
             )
+        if self.active_server not in (True, False):
+            yield f"active_server={self.active_server!r}: give True or False"
+        elif self.active_server and self.protection != "masking":
+            yield "active_server=True goes with protection='masking' only"
         survivors = self.min_survivors
         counts = _is_count(survivors, 1) and _is_count(self.colluders, 0)
         if survivors is not None and counts and survivors <= self.colluders:
@@ -367,7 +408,7 @@ def _is_sequence(value: Any) -> bool:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, str):
+    if isinstance(value, str | bool):
         return value
     return int(value) if hasattr(value, "__index__") else float(value)
 

@@ -6,6 +6,7 @@ The answer is additive: where the server needs no single client's, it may see on
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ CELLS = private_stage(
         "square_weight": Real(0, 1),
     },
     reply={"counts": steps("k"), "sums": steps("k", "d"), "squares": steps("q")},
+    additive=True,
 )
 
 _NO_SQUARES = {"squares": np.zeros(0, dtype=np.int64)}
@@ -42,24 +44,32 @@ def answer_cells(client: PrivateClient, share: float, **request: Any) -> dict[st
     return client.reply(noisy, **({} if request["square_weight"] else _NO_SQUARES))
 
 
-def ask_cells(session: Session, query: CellSums, share: float) -> Cells:
-    """Noisy counts and sums about centres, over all clients."""
-    return pooled([cells for cells in ask_each(session, query, share).values()])
+def ask_cells(session: Session, query: CellSums, share: float) -> tuple[Cells, int]:
+    """Noisy counts and sums about centres, over all clients, and how many clients these are."""
+    k, d = query.centers.shape
+    sizes = {"k": k, "d": d, "q": k if query.square_weight else 0}
+    answers = session.ask_sum(CELLS, query, share, sizes, query.read, **_request(query))
+    return pooled(answers.parts), answers.n_clients
 
 
 def ask_each(session: Session, query: CellSums, share: float) -> dict[str, Cells]:
-    """The same, client by client."""
-    bounds = {"q": len(query.centers) if query.square_weight else 0}
+    """The same, client by client, each with noise enough for itself."""
     return session.ask_all(
         CELLS,
-        bounds,
+        {"q": len(query.centers) if query.square_weight else 0},
         lambda _, reply: read_cells(session, query, reply, share),
-        centers=query.centers,
-        radius=query.radius,
-        count_weight=query.count_weight,
-        square_weight=query.square_weight,
         share=share,
+        **_request(query),
     )
+
+
+def _request(query: CellSums) -> Values:
+    return {
+        "centers": query.centers,
+        "radius": query.radius,
+        "count_weight": query.count_weight,
+        "square_weight": query.square_weight,
+    }
 
 
 def read_cells(session: Session, query: CellSums, reply: Values, share: float) -> Cells:
@@ -67,7 +77,7 @@ def read_cells(session: Session, query: CellSums, reply: Values, share: float) -
     return query.read(session.noisy(reply, ("counts", "sums", "squares"), query, share))
 
 
-def pooled(parts: list[Cells]) -> Cells:
+def pooled(parts: Sequence[Cells]) -> Cells:
     """Sums over clients of cells about the same centres."""
     squares = [part.squares for part in parts if part.squares is not None]
     return Cells(
@@ -83,7 +93,7 @@ def pooled(parts: list[Cells]) -> Cells:
 
 def moved(cells: Cells, radius: float, domain: Domain) -> Floats:
     """Centres moved to the noisy means of their cells; those of doubtful cells stay."""
-    floor = np.maximum(cells.counts, cells.count_sigma)
+    floor = np.maximum(cells.counts, max(cells.count_sigma, 1e-9))
     move = cells.sums / floor[:, None]
     length = np.linalg.norm(move, axis=1)
     move *= np.minimum(1.0, radius / np.maximum(length, 1e-300))[:, None]

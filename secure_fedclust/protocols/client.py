@@ -5,13 +5,14 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from secure_fedclust.arrays import Floats
+from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.errors import ProtocolError
-from secure_fedclust.messages import Bounds, Envelope, Stage, read_envelope
+from secure_fedclust.messages import Bounds, Envelope, Stage, Values, read_envelope
 from secure_fedclust.privacy.domain import Domain
 from secure_fedclust.privacy.mechanism import Noisy
 from secure_fedclust.privacy.queries import Query
-from secure_fedclust.privacy.release import Releases
+from secure_fedclust.privacy.release import ExactSums, Releases
+from secure_fedclust.privacy.secure_sum import Summand
 from secure_fedclust.privacy.spec import PrivacySpec
 
 MAX_CLUSTERS = 1 << 20
@@ -64,6 +65,7 @@ class Client:
         self._run: str | None = None
         self._step = -1
         self._stage: Stage | None = None
+        self._reached: Stage | None = None
         self._last: tuple[bytes, bytes] | None = None
 
     def __init_subclass__(cls) -> None:
@@ -85,6 +87,23 @@ class Client:
             raise ProtocolError("the request belongs to another run than the last one")
         if step <= self._step:
             raise ProtocolError(f"the request is for step {step}, step {self._step} is answered")
+        stage, values = self._answer(envelope, data)
+        reply = stage.reply.encode(values, run=run, step=step)
+        self._keep(envelope, data, reply)
+        self._run, self._step, self._last = run, step, (data, reply)
+        self._stage = self._reached
+        return reply
+
+    def _answer(self, envelope: Envelope, data: bytes) -> tuple[Stage, Values]:
+        """The stage that is asked for, and the fields of the reply."""
+        stage, request, method = self._read(envelope, data)
+        self._asked = envelope
+        values = getattr(self, method)(**request)
+        self._reached = stage
+        return stage, values
+
+    def _read(self, envelope: Envelope, data: bytes) -> tuple[Stage, Values, str]:
+        """The stage, the fields of the request, and the method that answers it now."""
         if envelope.schema not in self._stages:
             raise ProtocolError("the request is for a stage that this client does not take part in")
         stage, after, method = self._stages[envelope.schema]
@@ -92,12 +111,8 @@ class Client:
             before = "at the beginning" if self._stage is None else f"after {self._stage.name}"
             raise ProtocolError(f"{stage.name} may not be asked {before}")
         bounds: Bounds = {"d": self.X.shape[1], "k": (1, self.max_clusters), "edges": (2, 1 << 16)}
-        request, _ = stage.request.decode(data, run=run, step=step, bounds=bounds)
-        self._asked = envelope
-        reply = stage.reply.encode(getattr(self, method)(**request), run=run, step=step)
-        self._keep(envelope, data, reply)
-        self._run, self._step, self._stage, self._last = run, step, stage, (data, reply)
-        return reply
+        request, _ = stage.request.decode(data, run=envelope.run, step=envelope.step, bounds=bounds)
+        return stage, request, method
 
     def _sent(self, envelope: Envelope, request: bytes) -> bytes | None:
         """What was sent for this very request before, by an earlier process perhaps."""
@@ -108,12 +123,16 @@ class Client:
 
 
 class PrivateClient(Client):
-    """A client whose every reply is a release.
+    """A client whose every reply is a release, or a part of a sum that is.
 
     Its records are brought into the public region that the spec states, and leave only through
     `release`. Replies are kept in the ledger's outbox before they are sent: the same request gets
     the same bytes, whatever happened in between. Nothing that others can see, the length of a
     reply and errors included, depends on the records but for their noisy sums.
+
+    Questions whose answers are additive can be asked for a sum over clients too, in the stages of
+    secure aggregation: the client then adds its part of the noise only, and the server gets
+    nothing but the sum.
 
     Parameters
     ----------
@@ -122,44 +141,96 @@ class PrivateClient(Client):
     spec : PrivacySpec
     rng : numpy.random.Generator
         Randomness of what is computed from released values; noise never comes from it.
-    releases : Releases
+    releases : Releases or ExactSums
+    summand : Summand, optional
+        The client's end of secure aggregation, where the spec has a protection.
     """
 
     # Room for one block of records' distances is set aside whatever the number of records is.
     max_clusters = 1 << 16
 
     def __init__(
-        self, X: Floats, spec: PrivacySpec, rng: np.random.Generator, releases: Releases
+        self,
+        X: Floats,
+        spec: PrivacySpec,
+        rng: np.random.Generator,
+        releases: Releases | ExactSums,
+        summand: Summand | None = None,
     ) -> None:
-        self.domain = Domain.of(spec, X.shape[1])
-        working, self.share_clipped = self.domain.enter(X)
-        super().__init__(working, spec, rng)
+        super().__init__(X, spec, rng)
         self.releases = releases
+        self._summand = summand
+        self._n_clients: int | None = None
+        self.share_clipped = 0.0
+        if spec.is_private:
+            self.enter(Domain.of(spec, X.shape[1]))
+
+    def enter(self, domain: Domain) -> None:
+        """Bring the records into a public region."""
+        self.domain = domain
+        self.X, self.share_clipped = domain.enter(self.X)
 
     def release(self, query: Query, share: float) -> Noisy:
         """Answer a query with noise, for a share of the run's budget."""
         asked = self._asked
         message = asked.schema.removesuffix("/request")
-        return self.releases.release(
-            query, self.X, share, run=asked.run, step=asked.step, message=message
+        if self._n_clients is None:
+            return self.releases.release(
+                query, self.X, share, run=asked.run, step=asked.step, message=message
+            )
+        return self.releases.contribute(
+            query,
+            self.X,
+            share,
+            n_clients=self._n_clients,
+            run=asked.run,
+            step=asked.step,
+            message=message,
         )
 
     def reply(self, noisy: Noisy, **more: Any) -> dict[str, Any]:
         """The fields of a reply of a private stage."""
-        anchor = self.releases.anchor
         return {
             **noisy.fields,
             "exponent": noisy.exponent,
             "sigma": noisy.sigma,
-            "ledger_rows": anchor.rows,
-            "ledger_head": anchor.head,
+            **self._anchor(),
             **more,
         }
 
+    def _answer(self, envelope: Envelope, data: bytes) -> tuple[Stage, Values]:
+        stages = {} if self._summand is None else self._summand.stages
+        if self._summand is None or envelope.schema not in stages:
+            return super()._answer(envelope, data)
+        stage = stages[envelope.schema]
+        request, _ = stage.request.decode(
+            data, run=envelope.run, step=envelope.step, bounds=self._summand.bounds
+        )
+        return stage, self._summand.answer(stage, envelope.run, request, self._contribute)
+
+    def _contribute(self, question: bytes, n_clients: int) -> tuple[Ints, Values]:
+        """What this client adds to the sum that a question asks for."""
+        envelope = read_envelope(question)
+        if self._run not in (None, envelope.run):
+            raise ProtocolError("the question belongs to another run than the last one")
+        stage, request, method = self._read(envelope, question)
+        if not stage.additive:
+            raise ProtocolError(f"{stage.name} is not a question that can be asked for a sum")
+        self._asked, self._n_clients = envelope, n_clients
+        try:
+            values = getattr(self, method)(**request)
+        finally:
+            self._n_clients = None
+        self._reached = stage
+        parts = [np.ravel(values[name]) for name in stage.noisy_fields]
+        return np.concatenate(parts), self._anchor()
+
+    def _anchor(self) -> Values:
+        anchor = self.releases.anchor
+        return {"ledger_rows": anchor.rows, "ledger_head": anchor.head}
+
     def _sent(self, envelope: Envelope, request: bytes) -> bytes | None:
-        ledger, client = self.releases.ledger, self.releases.client
-        return ledger.sent(client, envelope.run, envelope.step, request)
+        return self.releases.sent(envelope.run, envelope.step, request)
 
     def _keep(self, envelope: Envelope, request: bytes, reply: bytes) -> None:
-        ledger, client = self.releases.ledger, self.releases.client
-        ledger.keep(client, envelope.run, envelope.step, request, reply)
+        self.releases.keep(envelope.run, envelope.step, request, reply)

@@ -6,7 +6,7 @@ from typing import Any
 
 from secure_fedclust.arrays import Floats
 from secure_fedclust.errors import PrivacyWarning
-from secure_fedclust.messages import Array, Real, Values, private_stage, steps
+from secure_fedclust.messages import Array, Real, private_stage, steps
 from secure_fedclust.privacy.queries import Cost
 from secure_fedclust.protocols.client import PrivateClient, answers
 from secure_fedclust.protocols.session import Session
@@ -18,6 +18,7 @@ COST = private_stage(
     "quality/cost",
     request={"centers": Array(("k", "d")), "cap": Real(1e-30, 1e80)},
     reply={"cost": steps("one"), "count": steps("one")},
+    additive=True,
 )
 
 
@@ -40,11 +41,8 @@ def run(session: Session, centers: Floats, cap: float) -> tuple[float, float]:
     working = (centers - domain.center) / domain.scale
     query = Cost(working, domain.scale, cap)
 
-    def read(_: str, reply: Values) -> tuple[float, float, float, float]:
-        return query.read(session.noisy(reply, ("cost", "count"), query))
-
-    asked = {"centers": working, "cap": cap, "share": 1.0}
-    parts = list(session.ask_all(COST, {"one": 1}, read, **asked).values())
+    request = {"centers": working, "cap": cap}
+    parts = session.ask_sum(COST, query, 1.0, {"one": 1}, query.read, **request).parts
     total = sum(part[0] for part in parts)
     count = sum(part[2] for part in parts)
     if count < FEW * math.hypot(*(part[3] for part in parts)):

@@ -13,7 +13,7 @@ import numpy as np
 
 from secure_fedclust.arrays import Floats
 from secure_fedclust.errors import PrivacyWarning
-from secure_fedclust.messages import Array, Values, private_stage, steps
+from secure_fedclust.messages import Array, private_stage, steps
 from secure_fedclust.privacy.queries import Histograms
 from secure_fedclust.protocols.client import PrivateClient, answers
 from secure_fedclust.protocols.session import Session
@@ -28,6 +28,7 @@ HISTOGRAMS = private_stage(
     "ranges/histograms",
     request={"edges": Array(("d", "edges"))},
     reply={"counts": steps("d", "bins")},
+    additive=True,
 )
 
 
@@ -63,13 +64,9 @@ def run(session: Session, coverage: float) -> Floats:
 
 
 def _ask(session: Session, edges: Floats) -> tuple[Floats, float]:
-    bounds = {"bins": edges.shape[1] - 1}
     query = Histograms(edges)
-
-    def read(_: str, reply: Values) -> tuple[Floats, float]:
-        return query.read(session.noisy(reply, ("counts",), query, 0.5))
-
-    parts = session.ask_all(HISTOGRAMS, bounds, read, edges=edges, share=0.5).values()
+    sizes = {"d": len(edges), "bins": edges.shape[1] - 1}
+    parts = session.ask_sum(HISTOGRAMS, query, 0.5, sizes, query.read, edges=edges).parts
     return np.sum([counts for counts, _ in parts], axis=0), math.hypot(*(s for _, s in parts))
 
 

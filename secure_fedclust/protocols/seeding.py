@@ -17,7 +17,7 @@ import numpy as np
 
 from secure_fedclust.algorithms.lloyd import assign, kmeans
 from secure_fedclust.arrays import Floats
-from secure_fedclust.messages import Values, private_stage, steps
+from secure_fedclust.messages import private_stage, steps
 from secure_fedclust.privacy.domain import Domain
 from secure_fedclust.privacy.plan import PlannedRelease
 from secure_fedclust.privacy.queries import CellSums, Moments
@@ -50,6 +50,7 @@ MOMENTS = private_stage(
     "seeding/moments",
     request={},
     reply={"count": steps("one"), "sums": steps("d"), "squares": steps("pairs")},
+    additive=True,
 )
 
 
@@ -203,14 +204,10 @@ def round_count_weight(n_features: int, adjacency: Adjacency) -> float:
 def ask_moments(session: Session, share: float) -> tuple[Floats, Floats]:
     """Mean and covariance of all clients' records together."""
     d = session.domain.n_features
-    bounds = {"one": 1, "pairs": d * (d + 1) // 2}
     query = Moments(d)
-
-    def read(_: str, reply: Values) -> tuple[float, float, Floats, Floats]:
-        return query.totals(session.noisy(reply, ("count", "sums", "squares"), query, share))
-
-    totals = session.ask_all(MOMENTS, bounds, read, share=share).values()
-    return query.mean_and_covariance(*(sum(parts) for parts in zip(*totals, strict=True)))
+    sizes = {"one": 1, "d": d, "pairs": d * (d + 1) // 2}
+    parts = session.ask_sum(MOMENTS, query, share, sizes, query.totals).parts
+    return query.mean_and_covariance(*(sum(column) for column in zip(*parts, strict=True)))
 
 
 def private_seeds(
@@ -222,14 +219,14 @@ def private_seeds(
         return public_spread(domain, n_clusters, rng)
     if recipe.seed == "grid":
         centers, radius = public_partition(domain, recipe.n_seeds)
-        cells = ask_cells(session, CellSums(centers, radius, 1.0), recipe.seed_shares[0])
+        cells, _ = ask_cells(session, CellSums(centers, radius, 1.0), recipe.seed_shares[0])
     else:
         mean, covariance = ask_moments(session, recipe.seed_shares[0])
         centers, rms = gaussian_spread(domain, mean, covariance, recipe.n_seeds, rng)
         radius = 1.5 * rms
         weight = round_count_weight(domain.n_features, session.spec.adjacency)
         for share in recipe.seed_shares[1:]:
-            cells = ask_cells(session, CellSums(centers, radius, weight), share)
+            cells, _ = ask_cells(session, CellSums(centers, radius, weight), share)
             centers = moved(cells, radius, domain)
     found = summarise(cells, radius, domain, at_least=2 * n_clusters)
     centers, _ = kmeans(found.points, n_clusters, rng, weights=found.weights, n_init=n_init)
@@ -259,9 +256,7 @@ def run_rounds(
     k, d = centers.shape
     radius, weight = round_radius(d, k), round_count_weight(d, session.spec.adjacency)
     for share in shares:
-        cells = ask_cells(session, CellSums(centers, radius, weight), share)
+        cells, n_clients = ask_cells(session, CellSums(centers, radius, weight), share)
         centers = moved(cells, radius, domain)
         session.note_centers(domain.leave(centers))
-    last = session.history[-1]
-    n_replies = len(last.asked) - len(last.absent) - len(last.rejected)
-    return centers, max(float(cells.counts.sum()) / n_replies, 1.0)
+    return centers, max(float(cells.counts.sum()) / n_clients, 1.0)

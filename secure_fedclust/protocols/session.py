@@ -6,7 +6,10 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from secure_fedclust.arrays import Floats
 from secure_fedclust.engines.base import Engine
@@ -19,16 +22,29 @@ from secure_fedclust.errors import (
 from secure_fedclust.messages import Bounds, Stage, Values
 from secure_fedclust.privacy.accounting import Limit
 from secure_fedclust.privacy.domain import Domain
+from secure_fedclust.privacy.grid import SumGrid
 from secure_fedclust.privacy.mechanism import Noisy
 from secure_fedclust.privacy.queries import Query
+from secure_fedclust.privacy.secure_sum import SecureSum
 from secure_fedclust.privacy.spec import PrivacySpec
-from secure_fedclust.result import Exchange
+from secure_fedclust.result import Exchange, OpenedSum
 
 Replies = dict[str, Values]
 
 MAX_FEATURES = 1 << 20
 
 _GRID_ROUNDING = 1e-3
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Noisy answers that are to be added up, and how many clients they come from.
+
+    There is one of each client under local trust, and one for all where sums are protected.
+    """
+
+    parts: tuple[Any, ...]
+    n_clients: int
 
 
 class Session:
@@ -44,9 +60,17 @@ class Session:
     spec : PrivacySpec
     n_features : int, optional
         Number of features, where it is known beforehand.
+    secure_sum : SecureSum, optional
+        How sums over clients are learned, where the spec has a protection.
     """
 
-    def __init__(self, engine: Engine, spec: PrivacySpec, n_features: int | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        spec: PrivacySpec,
+        n_features: int | None = None,
+        secure_sum: SecureSum | None = None,
+    ) -> None:
         self.clients = tuple(engine.clients)
         if not self.clients:
             raise ProtocolError("the engine reaches no clients")
@@ -57,8 +81,15 @@ class Session:
         """Where each client's ledger stood when it last replied: number of rows, last hash."""
         self.shares: dict[str, float] = dict.fromkeys(self.clients, 0.0)
         """Share of the run's budget that each client was asked to spend so far."""
+        self.sum_shares: dict[str, float] = dict.fromkeys(self.clients, 0.0)
+        """The part of it that went into sums whose noise is shared."""
+        self.sums: list[OpenedSum] = []
+        """The sums that were opened."""
+        self.region: Domain | None = None
+        """The region, where the spec does not state one."""
         self.run = secrets.token_hex(8)
         self._engine = engine
+        self._secure_sum = secure_sum
 
     @property
     def limit(self) -> Limit:
@@ -67,7 +98,9 @@ class Session:
 
     @property
     def domain(self) -> Domain:
-        """The region that private clients bring their records into."""
+        """The region that clients bring their records into."""
+        if self.region is not None:
+            return self.region
         n_features = self.n_features or self.spec.n_features
         if n_features is None:
             raise ParameterError(
@@ -114,14 +147,32 @@ class Session:
         ProtocolError
             When no client is left.
         """
+        found = self._ask(stage, requests, bounds, read)
+        if not found:
+            raise ProtocolError(
+                f"{stage.name}: no usable reply from any of {len(requests)} clients "
+                f"({len(self.history[-1].rejected)} set aside); see the clients' logs"
+            )
+        return found
+
+    def _ask(
+        self,
+        stage: Stage,
+        requests: Mapping[str, Values],
+        bounds: Mapping[str, Bounds] | None = None,
+        read: Callable[[str, Values], Any] | None = None,
+    ) -> dict[str, Any]:
         step = len(self.history)
         started = time.perf_counter()
         for client, request in requests.items():
             self.shares[client] += request.get("share", 0.0)
-        sent = {
-            client: stage.request.encode(request, run=self.run, step=step)
-            for client, request in requests.items()
+        # Many clients are often asked the very same: those bytes are made, and held, once.
+        distinct = {id(request): request for request in requests.values()}
+        encoded = {
+            key: stage.request.encode(request, run=self.run, step=step)
+            for key, request in distinct.items()
         }
+        sent = {client: encoded[id(request)] for client, request in requests.items()}
         received = self._engine.exchange(sent)
         width: Bounds = {"d": self.n_features or (1, MAX_FEATURES)}
         replies: Replies = {}
@@ -147,7 +198,7 @@ class Session:
             except SecureFedClustError as error:
                 rejected[client] = str(error)
                 continue
-            if "ledger_head" in reply:
+            if "ledger_head" in reply and self.spec.is_private:
                 self.anchors[client] = (reply["ledger_rows"], reply["ledger_head"])
         self.history.append(
             Exchange(
@@ -155,8 +206,9 @@ class Session:
                 asked=tuple(sent),
                 absent=tuple(client for client in sent if client not in received),
                 rejected=rejected,
-                bytes_down=sum(map(len, sent.values())),
-                bytes_up=sum(len(reply) for reply in received.values() if type(reply) is bytes),
+                down={client: len(request) for client, request in sent.items()},
+                up={c: len(reply) for c, reply in received.items() if type(reply) is bytes},
+                form=stage.form,
                 seconds=time.perf_counter() - started,
             )
         )
@@ -164,14 +216,96 @@ class Session:
             warnings.warn(
                 f"{client}: reply to {stage.name} set aside: {reason}",
                 FederationWarning,
-                stacklevel=2,
-            )
-        if not found:
-            raise ProtocolError(
-                f"{stage.name}: no usable reply from any of {len(sent)} clients "
-                f"({len(rejected)} set aside); see the clients' logs"
+                stacklevel=3,
             )
         return found
+
+    def ask_sum(
+        self,
+        stage: Stage,
+        query: Query,
+        share: float,
+        sizes: Mapping[str, int],
+        read: Callable[[Noisy], Any],
+        **request: Any,
+    ) -> Answers:
+        """Ask for what the server needs only the sum of.
+
+        Where the spec has a protection the server gets the sum over clients and nothing else;
+        where not, each client's answer with noise enough for itself.
+
+        Parameters
+        ----------
+        stage : Stage
+            An additive one.
+        query : Query
+        share : float
+            Of the run's budget.
+        sizes : mapping
+            Size of each dimension of the reply.
+        read : function
+            Makes of a noisy answer what is returned in its place.
+        **request
+            The other fields of the request.
+        """
+        names = tuple(stage.noisy_fields)
+        if self._secure_sum is None:
+            replies = self.ask_all(
+                stage,
+                sizes,
+                lambda _, reply: read(self.noisy(reply, names, query, share)),
+                share=share,
+                **request,
+            )
+            return Answers(tuple(replies.values()), len(replies))
+        found, n_clients = self._opened(self._secure_sum, stage, query, share, sizes, request)
+        return Answers((read(found),), n_clients)
+
+    def _opened(
+        self,
+        secure_sum: SecureSum,
+        stage: Stage,
+        query: Query,
+        share: float,
+        sizes: Mapping[str, int],
+        request: Values,
+    ) -> tuple[Noisy, int]:
+        number = len(self.history)
+        question = stage.request.encode({**request, "share": share}, run=self.run, step=number)
+        shapes = {
+            name: tuple(sizes[dimension] for dimension in dimensions)
+            for name, dimensions in stage.noisy_fields.items()
+        }
+        limit = self.limit if self.spec.is_private else None
+
+        def ask(part: Stage, requests: Mapping[str, Values], bounds: Bounds) -> Replies:
+            if "question" in part.request.fields:
+                for client in requests:
+                    self.shares[client] += share
+                    self.sum_shares[client] += share
+            return self._ask(part, requests, dict.fromkeys(requests, bounds))
+
+        total = secure_sum.total(
+            ask,
+            self.clients,
+            run=self.run,
+            number=number,
+            question=question,
+            length=sum(map(math.prod, shapes.values())),
+            largest=lambda n: SumGrid.of(query, self.spec, limit, share, n).largest,
+        )
+        grid = SumGrid.of(query, self.spec, limit, share, total.n_clients)
+        ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
+        parts = np.split(total.steps, ends)
+        fields = {
+            name: part.reshape(shape)
+            for (name, shape), part in zip(shapes.items(), parts, strict=True)
+        }
+        sigma = grid.client_sigma * math.sqrt(len(total.survivors))
+        self.sums.append(
+            OpenedSum(stage.name, number, total.n_clients, total.survivors, share, len(total.steps))
+        )
+        return Noisy(fields, grid.exponent, sigma), len(total.survivors)
 
     def noisy(
         self, reply: Values, names: tuple[str, ...], query: Query, share: float = 1.0

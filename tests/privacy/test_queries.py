@@ -11,7 +11,8 @@ from hypothesis.extra.numpy import arrays
 from scipy.spatial.distance import cdist
 
 from secure_fedclust.errors import ParameterError
-from secure_fedclust.privacy.mechanism import Noisy, exponent_for
+from secure_fedclust.privacy import sensitivity as formulas
+from secure_fedclust.privacy.mechanism import Bounded, Noisy, exponent_for
 from secure_fedclust.privacy.queries import (
     CellSums,
     Cost,
@@ -443,19 +444,19 @@ def test_costs_are_read_as_they_were():
 
 def message_of(*values):
     steps = np.array(values, dtype=np.int64)
-    return {"first": steps[:2].reshape(1, 2), "second": steps[2:]}
+    fields = {"first": steps[:2].reshape(1, 2), "second": steps[2:]}
+    return Bounded(fields, formulas.message(1.0, "add_remove"), -20)
 
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 @pytest.mark.parametrize("long", [2**30, 2**45, 2**62])
 def test_a_worst_pair_of_messages_reaches_the_stated_sensitivity(long, adjacency):
-    exponent = exponent_for(3.0, 0.5)
     second = (
         message_of(-long, 0, -long, 0) if adjacency == "replace_one" else message_of(0, 0, 0, 0)
     )
     pair = [
-        clip_message(fields, 3.0, adjacency, exponent)
-        for fields in (message_of(long, 0, long, 0), second)
+        clip_message(message, 3 << 20, adjacency)
+        for message in (message_of(long, 0, long, 0), second)
     ]
     assert_within(*pair)
     assert share_of_bound(*pair) >= 0.99
@@ -464,25 +465,24 @@ def test_a_worst_pair_of_messages_reaches_the_stated_sensitivity(long, adjacency
 @given(
     st.lists(st.integers(-(2**63), 2**63 - 1), min_size=5, max_size=5),
     st.lists(st.integers(-(2**21), 2**21), min_size=5, max_size=5),
-    st.floats(0.1, 10),
-    st.integers(-25, -12),
+    st.integers(2**10, 2**25),
 )
-def test_no_pair_of_messages_exceeds_the_sensitivity(values, others, norm, exponent):
-    nothing = clip_message(message_of(0, 0, 0, 0, 0), norm, "add_remove", exponent)
+def test_no_pair_of_messages_exceeds_the_sensitivity(values, others, norm):
+    nothing = clip_message(message_of(0, 0, 0, 0, 0), norm, "add_remove")
     assert not vector(nothing).any()
     for given_values in (values, others):
-        fields = message_of(*given_values)
-        clipped = clip_message(fields, norm, "add_remove", exponent)
+        message = message_of(*given_values)
+        clipped = clip_message(message, norm, "add_remove")
         assert_within(clipped, nothing)
-        assert math.ldexp(clipped.sensitivity.value, exponent) <= norm * (1 + 1e-12)
+        assert norm <= clipped.sensitivity.value <= norm * (1 + 1e-12)
         assert {name: part.shape for name, part in clipped.fields.items()} == {
-            name: part.shape for name, part in fields.items()
+            name: part.shape for name, part in message.fields.items()
         }
-        if sum(value**2 for value in given_values) < 0.999 * math.ldexp(norm, -exponent) ** 2 - 1:
+        if sum(value**2 for value in given_values) < 0.999 * norm**2 - 1:
             np.testing.assert_array_equal(vector(clipped), given_values)
     assert_within(
-        clip_message(message_of(*values), norm, "replace_one", exponent),
-        clip_message(message_of(*others), norm, "replace_one", exponent),
+        clip_message(message_of(*values), norm, "replace_one"),
+        clip_message(message_of(*others), norm, "replace_one"),
     )
 
 

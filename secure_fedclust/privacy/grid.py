@@ -1,0 +1,123 @@
+"""The grid that clients share when their vectors are added up.
+
+All clients, and the server, work it out from the privacy spec, the question and the number of
+clients; nobody is told. It is the same whatever adds the vectors up. Three things decide:
+
+- noise must be so many steps that its being discrete costs the release no more than its share of
+  the slack that the run has (docs/proofs/discrete_noise.md), and a record's contribution so many
+  that truncating it does not show;
+- the sum should fit into 30 bits, since the smallest parameters of encryption hold no more;
+- it must fit into 62 bits, or there is no grid.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+from secure_fedclust.errors import ParameterError
+from secure_fedclust.privacy.accounting import MIN_NOISE, TAIL, Limit
+from secure_fedclust.privacy.mechanism import FINE_BITS
+from secure_fedclust.privacy.queries import Query
+from secure_fedclust.privacy.sensitivity import Sensitivity, message
+from secure_fedclust.privacy.spec import PrivacySpec
+
+WANTED_BITS = 30
+MOST_BITS = 62
+
+COARSE_BITS = 10
+"""A sensitivity is at least two to this power of steps."""
+
+TIMES_PUBLIC_SIZE = 16
+"""A client may hold so many times the public size before its totals are held back."""
+
+UNKNOWN_SIZE = 1 << 24
+"""Most records of a client that are counted where no size is public."""
+
+_NOISE_REACH = 16.0
+"""Standard deviations beyond which noise is not expected in the life of the universe."""
+
+
+@dataclass(frozen=True)
+class SumGrid:
+    """How a sum over clients is quantised and noised.
+
+    Attributes
+    ----------
+    exponent : int
+        The grid step is two to this power.
+    sigma : float
+        Standard deviation in steps of the noise that server and colluders do not know, at least:
+        that of `honest_survivors` clients. 0 without differential privacy.
+    client_sigma : float
+        Standard deviation of each client's noise.
+    client_largest : int
+        Each client's totals are held to this, in steps, before noise.
+    largest : int
+        No number of the sum is farther from zero than this.
+    """
+
+    exponent: int
+    sigma: float
+    client_sigma: float
+    client_largest: int
+    largest: int
+
+    @classmethod
+    def of(
+        cls, query: Query, spec: PrivacySpec, limit: Limit | None, share: float, n_clients: int
+    ) -> Self:
+        """The grid of one question.
+
+        Parameters
+        ----------
+        query : Query
+        spec : PrivacySpec
+        limit : Limit or None
+            What the run may spend; None without differential privacy.
+        share : float
+            Of the run's mu squared, for this question.
+        n_clients : int
+            Clients whose vectors may be in the sum.
+        """
+        real = unit_sensitivity(query, spec).value
+        records = 1 if spec.unit == "client" else _most_records(spec)
+        needed = 2.0**FINE_BITS if limit is None else 2.0**COARSE_BITS
+        reach = 0.0
+        if limit is not None:
+            mu = limit.mu * math.sqrt(share)
+            slack = TAIL * math.sqrt(query.coordinates / (24 * share * limit.slack))
+            needed = max(needed, mu * max(MIN_NOISE, slack))
+            reach = _NOISE_REACH * math.sqrt(n_clients / spec.honest_survivors) / mu
+        # In units of the sensitivity, the sum is this large at most.
+        most = n_clients * records + reach
+        fits = math.ceil(math.log2(real * most / 2 ** (WANTED_BITS - 1)))
+        finest = math.floor(math.log2(real / 2.0**FINE_BITS))
+        coarsest = math.floor(math.log2(real / needed)) - query.extra_bits
+        exponent = max(finest, fits) if fits <= coarsest else min(finest, coarsest)
+        steps = unit_sensitivity(query, spec, exponent).value
+        largest = math.ceil(steps * most)
+        if largest >= 1 << MOST_BITS:
+            raise ParameterError(
+                f"a sum over {n_clients} clients of {query.coordinates} numbers would need "
+                f"{largest.bit_length() + 1} bits, and {MOST_BITS + 1} are there: give a "
+                "public_size, a larger epsilon, or fewer clusters"
+            )
+        sigma = 0.0 if limit is None else steps / mu
+        client_sigma = sigma / math.sqrt(spec.honest_survivors) if sigma else 0.0
+        return cls(exponent, sigma, client_sigma, math.ceil(steps * records), largest)
+
+
+def unit_sensitivity(query: Query, spec: PrivacySpec, exponent: int | None = None) -> Sensitivity:
+    """How far a record, or the data of a client, moves what a client adds to a sum.
+
+    For the unit ``client`` the whole message is shortened to what one record could contribute:
+    every client then counts the same, however many records it has.
+    """
+    if spec.unit == "record":
+        return query.sensitivity(spec.adjacency, exponent)
+    norm = query.sensitivity("add_remove", exponent).value
+    return message(math.floor(norm) if exponent is not None else norm, spec.adjacency)
+
+
+def _most_records(spec: PrivacySpec) -> int:
+    return UNKNOWN_SIZE if spec.public_size is None else TIMES_PUBLIC_SIZE * spec.public_size
