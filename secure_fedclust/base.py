@@ -20,10 +20,12 @@ from secure_fedclust.privacy.accounting import Limit
 from secure_fedclust.privacy.domain import Domain
 from secure_fedclust.privacy.plan import Feasibility, Plan, PlannedRelease
 from secure_fedclust.privacy.spec import PrivacySpec
+from secure_fedclust.protocols import refinement
 from secure_fedclust.protocols.client import Client
 from secure_fedclust.protocols.clustering import Clustering
 from secure_fedclust.protocols.feasibility import client_feasibility
 from secure_fedclust.protocols.session import Session
+from secure_fedclust.protocols.sums import with_quorum
 from secure_fedclust.protocols.synopsis import Synopsis, SynopsisClient, cells_for, collect, planned
 from secure_fedclust.records import Clients, check_records
 from secure_fedclust.released import ReleasedSynopsis
@@ -117,6 +119,8 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         spec = require_spec(self.privacy)
         if spec.is_private:
             self._check_private(spec)
+        else:
+            self._check_unprotected(spec)
         run = open_run(
             clients,
             spec=spec,
@@ -164,13 +168,14 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         check_counts(n_clients=n_clients, n_features=n_features)
         if n_records is not None:
             check_counts(n_records=n_records)
-        limit = Limit.of(*privacy.target())
-        domain = Domain.of(privacy, n_features)
+        spec = with_quorum(privacy, n_clients)
+        limit = Limit.of(*spec.target())
+        domain = Domain.of(spec, n_features)
         feasibility = None
         if n_records is not None:
-            feasibility = self._feasibility(limit, n_clients, n_features, n_records)
-        releases = self._releases(limit, domain, n_clients, privacy.public_size)
-        return Plan(privacy.describe(), limit, releases, n_clients, feasibility)
+            feasibility = self._feasibility(spec, n_clients, n_features, n_records)
+        releases = self._releases(spec, domain, n_clients)
+        return Plan(spec.describe(), limit, releases, n_clients, feasibility)
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model as JSON, for `load_model`; labels stay out."""
@@ -195,16 +200,15 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         return self
 
     def _fit_private(self, run: Run, rng: np.random.Generator) -> Clustering:
-        session = run.session
-        limit, n_features = session.limit, session.domain.n_features
-        n_clients = len(session.clients)
-        size = session.spec.public_size
+        session, spec = run.session, run.session.spec
+        n_clients, n_features = len(session.clients), session.domain.n_features
+        size = spec.counted_size
         if size is not None:
-            _warn_poor(self._feasibility(limit, n_clients, n_features, size))
+            _warn_poor(self._feasibility(spec, n_clients, n_features, size))
         clustering = self._run_private(session, rng)
         if size is None and clustering.n_records is not None:
             size = max(1, round(clustering.n_records))
-            _warn_poor(self._feasibility(limit, n_clients, n_features, size))
+            _warn_poor(self._feasibility(spec, n_clients, n_features, size))
         return clustering
 
     def _keep_run(self, clustering: Clustering, run: Run, seconds: float) -> None:
@@ -230,6 +234,9 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             spent=run.spent(),
             anchors=dict(session.anchors),
             sampler=run.sampler if session.spec.is_private else None,
+            sums=tuple(session.sums),
+            costs=run.costs(),
+            fallback=run.fallback(),
             nonprivate=NonPrivate(labels, run.clipped, run.left_out),
         )
         self._keep(result, list(session.clients), run.ledger, records)
@@ -299,6 +306,26 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
                 f"{unproved}; change that, or set allow_unproved=True to run with NO DP CLAIM"
             )
 
+        if spec.unit == "client" and not self._sums_only():
+            raise ParameterError(
+                f"unit='client' with {type(self).__name__}: the server looks at what each client "
+                "releases, and noise that hides a whole client would leave nothing of it; use FKM "
+                "with protection='masking', which needs only sums"
+            )
+
+    def _check_unprotected(self, spec: PrivacySpec) -> None:
+        """Raise a `ParameterError` where a protection without noise would hide nothing."""
+        if spec.protection != "none":
+            raise ParameterError(
+                f"protection={spec.protection!r} without epsilon: {type(self).__name__} sends what "
+                "the server must look at client by client, which nothing would hide; use FKM, "
+                "which needs only sums, or give an epsilon"
+            )
+
+    def _sums_only(self) -> bool:
+        """Whether the server needs nothing but sums over clients."""
+        return False
+
     def _scale(self, domain: Domain) -> list[float] | None:
         """What features are divided by before a private run measures distances."""
         return [float(value) for value in domain.scale]
@@ -315,11 +342,25 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         """Run the server's side of the protocol without protection."""
 
     def _run_private(self, session: Session, rng: np.random.Generator) -> Clustering:
-        """Run the server's side of the private protocol: on a synopsis, unless overridden."""
-        synopsis = self._collect(session, 1.0)
+        """Run the server's side of the private protocol.
+
+        Unless overridden the server looks at what each client releases; where sums are protected
+        the clusters that it finds are refined by one of these.
+        """
+        if session.spec.protection == "none":
+            return self._run_local(session, 1.0, rng)
+        found = self._run_local(session, 1 - refinement.SHARE, rng)
+        return self._refine(session, found, refinement.SHARE)
+
+    def _run_local(self, session: Session, share: float, rng: np.random.Generator) -> Clustering:
+        """Cluster what each client releases for a share of the budget: a synopsis of each."""
+        synopsis = self._collect(session, share)
         found = self._run_on_synopsis(synopsis, rng)
         session.note_centers(found.centers)
         return Clustering(found.centers, found.client_clusters, synopsis.n_records())
+
+    def _refine(self, session: Session, found: Clustering, share: float) -> Clustering:
+        return refinement.refine(session, found, share)
 
     @abstractmethod
     def _run_on_synopsis(self, synopsis: Synopsis, rng: np.random.Generator) -> Clustering:
@@ -341,18 +382,24 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         # The server looks at each client's cells by themselves.
         return cells_for(n_records, n_clusters, 1, mu)
 
-    def _releases(
-        self, limit: Limit, domain: Domain, n_clients: int, n_records: int | None
-    ) -> list[PlannedRelease]:
-        """The releases of a private run; those of a synopsis, unless overridden."""
-        return self._synopsis_releases(limit, domain, n_clients, n_records, 1.0)
+    def _releases(self, spec: PrivacySpec, domain: Domain, n_clients: int) -> list[PlannedRelease]:
+        """The releases of a private run."""
+        if spec.protection == "none":
+            return self._local_releases(spec, domain, n_clients, 1.0)
+        local = self._local_releases(spec, domain, n_clients, 1 - refinement.SHARE)
+        # How many clusters there will be is not known to all systems: about as many as at a client.
+        numbers = self._clusters_to_tell_apart(self._planned_names(n_clients)).values()
+        k = int(getattr(self, "n_clusters", None) or max(numbers))
+        return [*local, refinement.planned(k, domain.n_features, refinement.SHARE)]
 
-    def _synopsis_releases(
-        self, limit: Limit, domain: Domain, n_clients: int, n_records: int | None, share: float
+    def _local_releases(
+        self, spec: PrivacySpec, domain: Domain, n_clients: int, share: float
     ) -> list[PlannedRelease]:
+        """The releases that the server looks at one by one: of a synopsis, unless overridden."""
         names = self._planned_names(n_clients)
         n_clusters = max(self._clusters_to_tell_apart(names).values())
-        cells = self._cells(n_clusters, n_clients, n_records, limit.mu * share**0.5)
+        mu = Limit.of(*spec.target()).mu * share**0.5
+        cells = self._cells(n_clusters, n_clients, spec.public_size, mu)
         return planned(
             domain,
             n_clusters=n_clusters,
@@ -365,10 +412,10 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         return [f"client {i}" for i in range(n_clients)]
 
     def _feasibility(
-        self, limit: Limit, n_clients: int, n_features: int, n_records: int
+        self, spec: PrivacySpec, n_clients: int, n_features: int, n_records: int
     ) -> Feasibility:
         """Whether the signal stands out; of each client by itself, unless overridden."""
-        return client_feasibility(limit, n_features, n_records)
+        return client_feasibility(Limit.of(*spec.target()), n_features, n_records)
 
     def _n_exchanges(self) -> int:
         return 1

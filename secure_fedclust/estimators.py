@@ -41,6 +41,7 @@ from secure_fedclust.protocols.clustering import Clustering
 from secure_fedclust.protocols.feasibility import pooled_feasibility
 from secure_fedclust.protocols.session import Session
 from secure_fedclust.protocols.synopsis import Synopsis, cells_for
+from secure_fedclust.protocols.unnoised import UnnoisedClient
 from secure_fedclust.result import UNREADABLE
 
 Calibration = Literal["synopsis", "sums", "floor", "theorem9"]
@@ -127,25 +128,39 @@ class FKM(FederatedClusterer):
         # Moments and up to five rounds come before the first of two or more.
         return 6 + int(self.n_rounds or 5) if private else 1 + int(self.n_rounds or 10)
 
+    def _check_unprotected(self, spec: PrivacySpec) -> None:
+        if spec.protection != "none" and self.align == "kmeans":
+            raise ParameterError(
+                "align='kmeans' needs each client's means, and with a protection the server sees "
+                "only sums: use align='index'"
+            )
+
+    def _sums_only(self) -> bool:
+        return not self.one_shot
+
+    def _client_for(self, spec: PrivacySpec) -> type[Client]:
+        if not spec.is_private and spec.protection != "none":
+            return UnnoisedClient
+        return super()._client_for(spec)
+
     def _run(self, session: Session, rng: np.random.Generator) -> Clustering:
-        return fkm.run(
-            session,
-            n_clusters=int(self.n_clusters),
-            n_rounds=10 if self.n_rounds is None else int(self.n_rounds),
-            n_init=int(self.n_init),
-            align=self.align or "kmeans",
-            rng=rng,
-        )
+        numbers = {
+            "n_clusters": int(self.n_clusters),
+            "n_rounds": 10 if self.n_rounds is None else int(self.n_rounds),
+            "n_init": int(self.n_init),
+        }
+        if session.spec.protection != "none":
+            return fkm.run_unnoised(session, **numbers, rng=rng)
+        return fkm.run(session, **numbers, align=self.align or "kmeans", rng=rng)
 
     def _run_private(self, session: Session, rng: np.random.Generator) -> Clustering:
         if self.one_shot:
             return super()._run_private(session, rng)
-        n_features, n_clients = session.domain.n_features, len(session.clients)
         return fkm.run_private(
             session,
             n_clusters=int(self.n_clusters),
             n_init=int(self.n_init),
-            recipe=self._recipe(session.limit, n_features, n_clients, session.spec.public_size),
+            recipe=self._recipe(session.spec, session.domain.n_features, len(session.clients)),
             rng=rng,
         )
 
@@ -161,36 +176,37 @@ class FKM(FederatedClusterer):
         # The server adds up the cells of all clients.
         return cells_for(n_records, n_clusters, n_clients, mu)
 
-    def _recipe(
-        self, limit: Limit, n_features: int, n_clients: int, n_records: int | None
-    ) -> seeding.Recipe:
+    def _recipe(self, spec: PrivacySpec, n_features: int, n_clients: int) -> seeding.Recipe:
         return fkm.recipe(
             n_clusters=int(self.n_clusters),
             n_features=n_features,
             n_clients=n_clients,
-            n_records=n_records,
-            mu=limit.mu,
+            n_records=spec.counted_size,
+            noise_terms=spec.noise_terms(n_clients),
+            mu=Limit.of(*spec.target()).mu,
             seeding=self.seeding,
             n_rounds=None if self.n_rounds is None else int(self.n_rounds),
         )
 
-    def _releases(
-        self, limit: Limit, domain: Domain, n_clients: int, n_records: int | None
-    ) -> list[PlannedRelease]:
+    def _releases(self, spec: PrivacySpec, domain: Domain, n_clients: int) -> list[PlannedRelease]:
         if self.one_shot:
-            return super()._releases(limit, domain, n_clients, n_records)
-        recipe = self._recipe(limit, domain.n_features, n_clients, n_records)
-        return seeding.planned(recipe, int(self.n_clusters), domain)
+            return super()._releases(spec, domain, n_clients)
+        recipe = self._recipe(spec, domain.n_features, n_clients)
+        summed = spec.protection != "none"
+        return seeding.planned(recipe, int(self.n_clusters), domain, summed=summed)
 
     def _feasibility(
-        self, limit: Limit, n_clients: int, n_features: int, n_records: int
+        self, spec: PrivacySpec, n_clients: int, n_features: int, n_records: int
     ) -> Feasibility:
+        # One shot looks at each client's synopsis, whose noise is the client's own.
+        terms = n_clients if self.one_shot else spec.noise_terms(n_clients)
         return pooled_feasibility(
-            limit,
+            Limit.of(*spec.target()),
             n_clients=n_clients,
             n_clusters=int(self.n_clusters),
             n_features=n_features,
             n_records=n_records,
+            noise_terms=terms,
         )
 
 
@@ -476,14 +492,18 @@ class FedGEM(FederatedClusterer):
         arguments = self._arguments(list(synopsis.cells), noised=False)
         return self._check_merging(fedgem.run_on_synopsis(synopsis, **arguments, rng=rng))
 
-    def _run_private(self, session: Session, rng: np.random.Generator) -> Clustering:
+    def _refine(self, session: Session, found: Clustering, share: float) -> Clustering:
+        return fedgem.refine(session, found, share)
+
+    def _run_local(self, session: Session, share: float, rng: np.random.Generator) -> Clustering:
         if self.calibration == "synopsis":
-            return super()._run_private(session, rng)
+            return super()._run_local(session, share, rng)
         arguments = self._arguments(session.clients, noised=True)
         size = session.spec.public_size
         rounds = fedgem.Rounds(
             self.calibration,
             self.seeding,
+            share,
             self._seed_share(),
             {client: self._floor(n, size) for client, n in arguments["n_components"].items()},
             self.enforce_floor,
@@ -494,7 +514,7 @@ class FedGEM(FederatedClusterer):
                 session,
                 **arguments,
                 rounds=rounds,
-                collect_seeds=lambda share: self._collect(session, share),
+                collect_seeds=lambda part: self._collect(session, part),
                 rng=rng,
             )
         )
@@ -518,15 +538,15 @@ class FedGEM(FederatedClusterer):
     def _clusters_to_tell_apart(self, clients: Sequence[str]) -> dict[str, int]:
         return _one_per_client("n_local_clusters", self.n_local_clusters, clients)
 
-    def _releases(
-        self, limit: Limit, domain: Domain, n_clients: int, n_records: int | None
+    def _local_releases(
+        self, spec: PrivacySpec, domain: Domain, n_clients: int, share: float
     ) -> list[PlannedRelease]:
         if self.calibration == "synopsis":
-            return super()._releases(limit, domain, n_clients, n_records)
+            return super()._local_releases(spec, domain, n_clients, share)
         releases = []
-        share = self._seed_share()
-        if share:
-            releases = self._synopsis_releases(limit, domain, n_clients, n_records, share)
+        seeds = share * self._seed_share()
+        if seeds:
+            releases = super()._local_releases(spec, domain, n_clients, seeds)
         arguments = self._arguments(self._planned_names(n_clients), noised=True)
         k, d = max(arguments["n_components"].values()), domain.n_features
         n_rounds = arguments["n_rounds"]
@@ -535,7 +555,7 @@ class FedGEM(FederatedClusterer):
             name, coordinates = fedgem.SUMS.name, k * (d + 1)
         else:
             name, coordinates = fedgem.MEANS.name, k * d
-        rounds = PlannedRelease(name, times, 1 - share, coordinates, n_rounds, k * d)
+        rounds = PlannedRelease(name, times, share - seeds, coordinates, n_rounds, k * d)
         return [*releases, rounds]
 
     def _planned_names(self, n_clients: int) -> list[str]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +89,55 @@ class OpenedSum:
     numbers: int
 
 
+class Sight(NamedTuple):
+    """Messages of one kind that a party saw.
+
+    Attributes
+    ----------
+    stage, form : str
+        As in `Exchange`.
+    senders : set of str
+    messages, bytes : int
+    """
+
+    stage: str
+    form: str
+    senders: frozenset[str]
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class View:
+    """What one party saw of a run.
+
+    Attributes
+    ----------
+    party : str
+    saw : tuple of Sight
+        The messages it got, each from the client that sent it.
+    sums : tuple of OpenedSum
+        What it could put together: sums over clients.
+    """
+
+    party: str
+    saw: tuple[Sight, ...]
+    sums: tuple[OpenedSum, ...]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{sight.stage}: {sight.messages} messages of {len(sight.senders)} clients, "
+            f"{sight.form}, {sight.bytes} bytes"
+            for sight in self.saw
+        ]
+        lines += [
+            f"{opened.stage}: the sum over {len(opened.survivors)} of {opened.n_clients} clients, "
+            f"{opened.numbers} numbers"
+            for opened in self.sums
+        ]
+        return "\n".join([f"seen by the {self.party}:", *lines])
+
+
 @dataclass(frozen=True)
 class NonPrivate:
     """Computed from records without protection: stays with the clients, and out of files.
@@ -139,6 +188,13 @@ class FedClustResult:
         Number of rows and last hash of each client's ledger when it last replied.
     sampler : str or None
         Where noise came from: ``secure``, or ``fast`` for experiments; None without noise.
+    sums : tuple of OpenedSum
+        Where a protection is used: the sums over clients that the server has seen.
+    costs : mapping
+        The run's mu, as planned by the releases: ``local`` in what the server saw of each client,
+        ``sums`` in sums whose noise is shared; squares add up. Empty without a protection.
+    fallback : str or None
+        What is left of the guarantee if fewer clients were honest than it assumes.
     nonprivate : NonPrivate
     """
 
@@ -155,6 +211,9 @@ class FedClustResult:
     spent: Mapping[str, float] = field(default_factory=dict)
     anchors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     sampler: str | None = None
+    sums: tuple[OpenedSum, ...] = ()
+    costs: Mapping[str, float] = field(default_factory=dict)
+    fallback: str | None = None
     nonprivate: NonPrivate = field(default_factory=NonPrivate)
 
     def __repr__(self) -> str:
@@ -172,6 +231,42 @@ class FedClustResult:
             down, up = total.get(exchange.stage, (0, 0))
             total[exchange.stage] = (down + exchange.bytes_down, up + exchange.bytes_up)
         return total
+
+    def transcript(self) -> list[dict[str, Any]]:
+        """Messages and bytes by stage and client, for printing."""
+        rows: dict[tuple[str, str], dict[str, Any]] = {}
+        for exchange in self.history:
+            for client in exchange.asked:
+                row = rows.setdefault(
+                    (exchange.stage, client),
+                    {
+                        "stage": exchange.stage,
+                        "client": client,
+                        "requests": 0,
+                        "bytes down": 0,
+                        "replies": 0,
+                        "bytes up": 0,
+                    },
+                )
+                row["requests"] += 1
+                row["bytes down"] += exchange.down[client]
+                row["replies"] += client in exchange.up
+                row["bytes up"] += exchange.up.get(client, 0)
+        return list(rows.values())
+
+    def server_view(self) -> View:
+        """What the server saw, in the order in which it came."""
+        seen: dict[tuple[str, str], Sight] = {}
+        for exchange in self.history:
+            key = exchange.stage, exchange.form
+            so_far = seen.get(key, Sight(*key, frozenset(), 0, 0))
+            seen[key] = Sight(
+                *key,
+                so_far.senders | set(exchange.up),
+                so_far.messages + len(exchange.up),
+                so_far.bytes + exchange.bytes_up,
+            )
+        return View("server", tuple(seen.values()), self.sums)
 
     def save(self, path: str | Path) -> None:
         """Write the result as JSON, without anything under `nonprivate`."""
@@ -196,10 +291,14 @@ class FedClustResult:
             "spent": dict(self.spent),
             "anchors": {client: list(anchor) for client, anchor in self.anchors.items()},
             "sampler": self.sampler,
+            "sums": [vars(opened) | {"survivors": list(opened.survivors)} for opened in self.sums],
+            "costs": dict(self.costs),
+            "fallback": self.fallback,
             "seconds": self.seconds if timed else None,
             "history": [
                 vars(exchange)
                 | {"centers": None if exchange.centers is None else exchange.centers.tolist()}
+                | {"down": dict(exchange.down), "up": dict(exchange.up)}
                 | ({} if timed else {"seconds": None})
                 for exchange in self.history
             ],
@@ -227,7 +326,11 @@ class FedClustResult:
         anchors = {
             client: (int(n), str(head)) for client, (n, head) in values.pop("anchors").items()
         }
-        return cls(centers=centers, history=history, anchors=anchors, **values)
+        sums = tuple(
+            OpenedSum(**opened | {"survivors": tuple(opened["survivors"])})
+            for opened in values.pop("sums")
+        )
+        return cls(centers=centers, history=history, anchors=anchors, sums=sums, **values)
 
 
 def _exchange(

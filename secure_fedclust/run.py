@@ -15,10 +15,11 @@ from secure_fedclust.parameters import check_choice
 from secure_fedclust.privacy.accounting import epsilon_of
 from secure_fedclust.privacy.ledger import Ledger
 from secure_fedclust.privacy.mechanism import SamplerName
-from secure_fedclust.privacy.release import Releases
+from secure_fedclust.privacy.release import ExactSums, Releases
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.protocols.client import Client, PrivateClient
 from secure_fedclust.protocols.session import Session
+from secure_fedclust.protocols.sums import client_ends, server_end, with_quorum
 from secure_fedclust.records import Clients, check_clients
 
 Progress = Callable[[int, int], None]
@@ -99,6 +100,33 @@ class Run:
             mus = {client: self.ledger.totals(client, run).mu for client in self.session.clients}
         return {client: epsilon_of(spec.target()[1], mu) for client, mu in mus.items()}
 
+    def costs(self) -> dict[str, float]:
+        """The run's mu in what the server saw of each client, and in sums; the largest of each."""
+        session = self.session
+        if not session.spec.is_private or session.spec.protection == "none":
+            return {}
+        mu = session.limit.mu
+        local = max(session.shares[c] - session.sum_shares[c] for c in session.clients)
+        return {
+            "local": mu * math.sqrt(max(local, 0.0)),
+            "sums": mu * math.sqrt(max(session.sum_shares.values())),
+        }
+
+    def fallback(self) -> str | None:
+        """What is left if the noise of no other honest client is in the sums."""
+        spec, costs = self.session.spec, self.costs()
+        if not costs:
+            return None
+        limit, honest = self.session.limit, spec.honest_survivors
+        alone = math.hypot(costs["local"], math.sqrt(honest) * costs["sums"])
+        epsilon = limit.group_epsilon(alone / limit.mu * (spec.records_per_person or 1))
+        left = f"about (epsilon={epsilon:.3g}, delta={limit.delta:g})"
+        return (
+            f"assumed: in every sum there is the noise of {honest} or more clients that are not on "
+            "the server's side; if a client's own noise were the only one, there would be left "
+            + (left if math.isfinite(epsilon) else "nothing worth the name")
+        )
+
 
 def open_run(
     clients: Any,
@@ -136,7 +164,8 @@ def open_run(
     check_choice("sampler", sampler, ("secure", "fast"))
     check_available(spec)
     if isinstance(clients, Engine):
-        return Run(Session(clients, spec, spec.n_features), Clients({}), sampler=sampler)
+        session = Session(clients, spec, spec.n_features, server_end(spec))
+        return Run(session, Clients({}), sampler=sampler)
     records = check_clients(clients, client_column, person_column, allow_none=spec.is_private)
     left_out: dict[str, int] = {}
     if spec.records_per_person is not None:
@@ -148,18 +177,22 @@ def open_run(
         )
     if spec.is_private:
         _check_names(records)
+    spec = with_quorum(spec, len(records))
+    summands = client_ends(spec, list(records))
     children = rng.spawn(len(records))
     members: dict[str, Client] = {}
     book = _open_ledger(ledger, spec) if spec.is_private else None
     if book is not None and book.path is not None:
         _check_chargeable(clients, sampler, experiment)
     for (name, X), child in zip(records.items(), children, strict=True):
-        if book is None:
+        if issubclass(client_class, PrivateClient):
+            outlet: Releases | ExactSums = ExactSums(spec)
+            if book is not None:
+                outlet = Releases(name, spec, book, sampler)
+                outlet.require_room()
+            members[name] = client_class(X, spec, child, outlet, summands[name])
+        elif book is None and spec.protection == "none":
             members[name] = client_class(X, spec, child)
-        elif issubclass(client_class, PrivateClient):
-            releases = Releases(name, spec, book, sampler)
-            releases.require_room()
-            members[name] = client_class(X, spec, child, releases)
         else:
             raise TypeError(f"{client_class.__name__} does not protect what it sends")
     done = 0
@@ -173,20 +206,21 @@ def open_run(
     engine = InProcessEngine({name: c.handle for name, c in members.items()}, on_reply=count)
     clipped = {n: c.share_clipped for n, c in members.items() if isinstance(c, PrivateClient)}
     _warn_clipped(clipped)
-    session = Session(engine, spec, records.n_features)
+    session = Session(engine, spec, records.n_features, server_end(spec))
     return Run(session, records, book, sampler, ledger is None, clipped, left_out)
 
 
 def check_available(spec: PrivacySpec) -> None:
     """Refuse a promise that this version has no protocols for."""
-    if spec.protection != "none":
+    if spec.protection == "ckks":
         raise ParameterError(
-            f"protection={spec.protection!r} is not available in this version: use 'none'"
+            "protection='ckks' is not available in this version: use 'masking' or 'none'"
         )
-    if spec.unit == "client":
+    if spec.unit == "client" and spec.protection == "none":
         raise ParameterError(
             "unit='client' is not available with protection='none': noise that hides a whole "
-            "client would leave nothing of its message; use unit='record'"
+            "client would leave nothing of its message; use protection='masking', or "
+            "unit='record'"
         )
 
 

@@ -295,9 +295,8 @@ def test_a_ledger_file_needs_clients_with_names(tmp_path, no_draw):
     ("model", "spec", "message"),
     [
         (FKM(4, align="kmeans"), {}, "exact counts, which no noise covers: use align='index'"),
-        (FKM(4), {"protection": "masking"}, "protection='masking' is not available .* 'none'"),
-        (FKM(4), {"protection": "ckks"}, "protection='ckks' is not available .* use 'none'"),
-        (FKM(4), {"unit": "client"}, "unit='client' is not available .* use unit='record'"),
+        (FKM(4), {"protection": "ckks"}, "protection='ckks' is not available .* use 'masking'"),
+        (FKM(4), {"unit": "client"}, "unit='client' is not available .* protection='masking'"),
         (FKM(4), {"ranges": [(0, 1)]}, "ranges: 1 given, the records have 2 features; give one"),
         (FKM(4), {"ranges": [(0, 1)] * 3}, "ranges: 3 given, the records have 2 features"),
         (
@@ -756,7 +755,7 @@ def test_the_radius_of_fedgem_is_right_on_average_where_it_is_large():
     X = rng.normal([3.0, 0.0], 0.1, (2000, 2))
     truth = float(np.square(X.mean(axis=0)).sum())
     assert truth == pytest.approx(9, abs=0.1)
-    rounds = fedgem.Rounds("floor", "public", 0.0, {"a": 1000.0}, True, 2000)
+    rounds = fedgem.Rounds("floor", "public", 1.0, 0.0, {"a": 1000.0}, True, 2000)
     radii = {"sums": [], "floor": [], "floor, noise left in": []}
     for _ in range(250):
         for calibration in ("sums", "floor"):

@@ -143,7 +143,7 @@ class Limit:
             and coordinates <= self.coordinates
         )
 
-    def group_epsilon(self, size: int) -> float:
+    def group_epsilon(self, size: float) -> float:
         """Epsilon for a group of so many records at one client, at the same delta.
 
         Infinity beyond `MAX_EPSILON`: larger ones are not proved, and would protect nobody.

@@ -31,6 +31,8 @@ class PlannedRelease:
         next step is charged, but not sent.
     others : int
         Further numbers in such a reply, computed from released ones.
+    summed : bool
+        Whether nothing but the sum over clients is seen, and they share the noise.
     """
 
     message: str
@@ -39,6 +41,7 @@ class PlannedRelease:
     coordinates: int
     replies: int | None = None
     others: int = 0
+    summed: bool = False
 
 
 @dataclass(frozen=True)

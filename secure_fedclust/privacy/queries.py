@@ -76,12 +76,15 @@ class CellSums(Query):
         Weight of counts against sums, in units of `radius`.
     square_weight : float
         Weight of squared lengths, from 0 (not released) to 1.
+    scale : array of shape (d,), optional
+        What working coordinates are multiplied by to find the nearest centre; 1 if not given.
     """
 
     centers: Floats
     radius: float
     count_weight: float
     square_weight: float = 0.0
+    scale: Floats | None = None
 
     def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
         radius = _in_steps(self.radius, exponent)
@@ -102,7 +105,8 @@ class CellSums(Query):
         radius = int(_in_steps(self.radius, exponent))
         count_weight = int(_in_steps(self.radius * self.count_weight, exponent))
         k = len(self.centers)
-        cells = nearest(X, self.centers)
+        scale = 1.0 if self.scale is None else self.scale
+        cells = nearest(X * scale, self.centers * scale)
         residuals = clip_rows(np.ldexp(X - self.centers[cells], -exponent), radius)
         fields = {
             "sums": add_up(residuals, cells, k),

@@ -153,6 +153,15 @@ that holds the records; if you know neither, private_ranges() buys them
             )
         return self.min_survivors - self.colluders
 
+    @property
+    def counted_size(self) -> int | None:
+        """Records that a client counts for: one where its whole message is bounded."""
+        return 1 if self.unit == "client" else self.public_size
+
+    def noise_terms(self, n_clients: int) -> float:
+        """Variance of the noise in a sum over so many clients, in units of that of one release."""
+        return n_clients if self.protection == "none" else n_clients / self.honest_survivors
+
     def agreement(self) -> bytes:
         """The spec in bytes: whoever has another one has other bytes."""
         return json.dumps(self.to_dict(), sort_keys=True, allow_nan=False).encode()

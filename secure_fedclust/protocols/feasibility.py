@@ -20,10 +20,16 @@ _CLIENT_POWER = 1.1
 
 
 def pooled_feasibility(
-    limit: Limit, *, n_clients: int, n_clusters: int, n_features: int, n_records: int
+    limit: Limit,
+    *,
+    n_clients: int,
+    n_clusters: int,
+    n_features: int,
+    n_records: int,
+    noise_terms: float,
 ) -> Feasibility:
-    """For systems that add up what clients send; each client adds its own noise."""
-    mu = limit.mu / math.sqrt(n_clients)
+    """For systems that add up what clients send, with the noise of so many releases."""
+    mu = limit.mu / math.sqrt(noise_terms)
     signal = n_clients * n_records * mu / (n_clusters * math.sqrt(n_features))
     return Feasibility.of(signal, n_records, limit, poor=POOR, good=GOOD)
 

@@ -21,6 +21,9 @@ In all of them radii are computed from released maximisers and the public centre
 started from, less what the noise adds to them on average, and so cost nothing. Centres start from
 a private synopsis or from a public spread, not from records as line 3 of Algorithm 1 has it; a
 client's further local steps are noised and charged like the first (docs/proofs/fedgem.md).
+
+With masking the server still looks at each client's components, under local noise. Once it has
+merged them, one sum over all clients gives the final centres.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,11 +48,12 @@ from secure_fedclust.messages import (
     steps,
 )
 from secure_fedclust.privacy.domain import Domain
-from secure_fedclust.privacy.queries import FloorMeans, SoftSums
+from secure_fedclust.privacy.queries import Cells, CellSums, FloorMeans, SoftSums
 from secure_fedclust.privacy.spec import PrivacySpec
-from secure_fedclust.protocols.cells import CELLS, Summary, moved
+from secure_fedclust.protocols.cells import CELLS, Summary, moved, pooled
 from secure_fedclust.protocols.client import MAX_CLUSTERS, Client, answers
 from secure_fedclust.protocols.clustering import Clustering
+from secure_fedclust.protocols.refinement import refined
 from secure_fedclust.protocols.seeding import padded, public_spread, round_count_weight
 from secure_fedclust.protocols.session import Replies, Session
 from secure_fedclust.protocols.synopsis import MAX_ROUNDS, MICRO, Synopsis, SynopsisClient
@@ -160,6 +164,16 @@ MEANS = private_stage(
     },
     reply={"start": Array(("k", "d")), "means": steps("k", "d")},
 )
+REFINE = private_stage(
+    "fedgem/refine",
+    request={
+        "centers": Array(("k", "d")),
+        "radius": Real(1e-9, 1e9),
+        "count_weight": Real(1e-3, 1e3),
+    },
+    reply={"counts": steps("k"), "sums": steps("k", "d")},
+    additive=True,
+)
 LOCAL_SEED = stage(
     "fedgem/local_seed",
     request={"n_components": Integer(1, MAX_CLUSTERS)},
@@ -211,6 +225,10 @@ class PrivateFedGEMClient(SynopsisClient):
             start, centers = centers, self.domain.hold(centers + query.read(noisy)[0])
         return self.reply(noisy, start=start)
 
+    @answers(REFINE, after=(CELLS, MICRO, SUMS, MEANS))
+    def refine(self, share: float, **request: Any) -> dict[str, Any]:
+        return self.reply(self.release(CellSums(**request, scale=self.domain.scale), share))
+
 
 class UnprovedFedGEMClient(PrivateFedGEMClient):
     """Also gives what has no guarantee, for experiments with the paper's own protocol.
@@ -237,8 +255,10 @@ class Rounds:
     ----------
     calibration : {"sums", "floor", "theorem9"}
     seeding : {"private", "public", "local"}
+    share : float
+        Of the budget, for all of it.
     seed_share : float
-        Of the budget, for private seeding; the rest is for the rounds, in equal parts.
+        Of that, for private seeding; the rest is for the rounds, in equal parts.
     floor : mapping of client to float
         Least weight of a component, for ``floor`` and ``theorem9``.
     enforced : bool
@@ -249,6 +269,7 @@ class Rounds:
 
     calibration: Literal["sums", "floor", "theorem9"]
     seeding: Literal["private", "public", "local"]
+    share: float
     seed_share: float
     floor: Mapping[str, float]
     enforced: bool
@@ -279,7 +300,7 @@ def run_private(
     """
     domain = session.domain
     centers = _private_seeds(session, n_components, rounds, collect_seeds, rng)
-    share = (1 - rounds.seed_share) / n_rounds
+    share = rounds.share * (1 - rounds.seed_share) / n_rounds
     radius = component_radius(domain)
     found: dict[str, _Components] = {}
     for _ in range(n_rounds):
@@ -305,6 +326,21 @@ def run_private(
     released = [part.n_records for part in found.values() if part.n_records is not None]
     n_records = max(float(np.mean(released)), 1.0) if released else None
     return replace(_merge(session, final), n_records=n_records)
+
+
+def refine(session: Session, found: Clustering, share: float) -> Clustering:
+    """Move centres to the noisy means of all clients' records that are nearest to them."""
+    domain = session.domain
+    radius = component_radius(domain)
+    weight = round_count_weight(domain.n_features, session.spec.adjacency)
+
+    def ask(centers: Floats) -> Cells:
+        query = CellSums(centers, radius, weight, scale=domain.scale)
+        request = {"centers": centers, "radius": radius, "count_weight": weight}
+        sizes = {"k": len(centers), "d": domain.n_features}
+        return pooled(session.ask_sum(REFINE, query, share, sizes, query.read, **request).parts)
+
+    return refined(session, found, radius, ask)
 
 
 def component_radius(domain: Domain) -> float:
@@ -401,7 +437,9 @@ def _private_seeds(
         return {client: domain.hold(reply["centers"]) for client, reply in replies.items()}
     return {
         client: _seeds_of(part, n_components[client], domain, rng)
-        for client, part in collect_seeds(rounds.seed_share).summaries(n_components).items()
+        for client, part in collect_seeds(rounds.share * rounds.seed_share)
+        .summaries(n_components)
+        .items()
     }
 
 

@@ -15,6 +15,9 @@ least two records, which tell counts apart, are out of the question:
    server adds up, and moves the centres whose noisy count stands out.
 
 Or, in one shot, the server clusters the points of all clients' synopses.
+
+With masking it sees none of these answers but their sums over clients, and the noise is shared.
+Masking without differential privacy goes the same way, with exact sums.
 """
 
 import math
@@ -37,6 +40,7 @@ from secure_fedclust.protocols.seeding import (
 )
 from secure_fedclust.protocols.session import Replies, Session
 from secure_fedclust.protocols.synopsis import MICRO_FACTOR, Synopsis
+from secure_fedclust.protocols.unnoised import agree_on_region
 
 _MEANS = {
     "means": Array(("m", "d")),
@@ -117,6 +121,7 @@ def recipe(
     n_features: int,
     n_clients: int,
     n_records: int | None,
+    noise_terms: float,
     mu: float,
     seeding: Literal["private", "public"],
     n_rounds: int | None,
@@ -128,13 +133,15 @@ def recipe(
     n_clusters, n_features, n_clients : int
     n_records : int or None
         About how many records a client holds, if that is public.
+    noise_terms : float
+        Variance of the noise in a sum, in units of that of one release.
     mu : float
         What each client may spend.
     seeding : {"private", "public"}
     n_rounds : int or None
         Rounds with the clusters themselves; as many as pay, if None.
     """
-    noisy_mu = mu / math.sqrt(n_clients)
+    noisy_mu = mu / math.sqrt(noise_terms)
     total = None if n_records is None else n_records * n_clients
     strength = 100.0 if total is None else total * noisy_mu / (n_clusters * math.sqrt(n_features))
     low, high = strength < WEAK, strength > STRONG
@@ -143,7 +150,7 @@ def recipe(
     if n_features <= GRID_FEATURES:
         cells = n_cells(total, n_clusters, noisy_mu * math.sqrt(0.5))
         return Recipe("grid", cells, (0.5,), tuple(0.5 * s for s in _growing(n_rounds or 1)))
-    n_micro_rounds = 1 if low else 5 if high else 3
+    n_micro_rounds = 1 if low else N_MICRO_ROUNDS if high else 3
     each = SEED_SHARE * (1 - MOMENTS_SHARE) / n_micro_rounds
     shares = _growing(n_rounds or (1 if low else 2))
     return Recipe(
@@ -158,6 +165,9 @@ WEAK, STRONG = 20.0, 200.0
 """Signal to noise below which one round of each kind is best, and above which more pay."""
 
 SEED_SHARE, MOMENTS_SHARE = 0.6, 0.3
+
+N_MICRO_ROUNDS = 5
+"""Rounds with micro-clusters, where noise is no concern."""
 
 
 def _growing(n_rounds: int) -> tuple[float, ...]:
@@ -180,6 +190,22 @@ def run_private(
         session.note_centers(session.domain.leave(centers))
     centers, n_records = run_rounds(session, centers, recipe.shares)
     return Clustering(session.domain.leave(centers), n_records=n_records)
+
+
+def run_unnoised(
+    session: Session, *, n_clusters: int, n_rounds: int, n_init: int, rng: np.random.Generator
+) -> Clustering:
+    """The server's side where it sees exact sums, and nothing else."""
+    agree_on_region(session)
+    n_shares = 1 + N_MICRO_ROUNDS + n_rounds
+    # Shares of a budget that there is none of.
+    shares = (1 / n_shares,) * n_shares
+    ended = 1 + N_MICRO_ROUNDS
+    recipe = Recipe("moments", 2 * MICRO_FACTOR * n_clusters, shares[:ended], shares[ended:])
+    centers = private_seeds(session, n_clusters, recipe, n_init, rng)
+    session.note_centers(session.domain.leave(centers))
+    centers, _ = run_rounds(session, centers, recipe.shares, radius=2 * session.domain.bound)
+    return Clustering(session.domain.leave(centers))
 
 
 def run_on_synopsis(

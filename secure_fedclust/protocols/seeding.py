@@ -9,7 +9,7 @@ Both need only sums over clients. All messages are answers to two questions: `MO
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -59,7 +59,7 @@ class SeedingClient(PrivateClient):
 
     Privacy unit: a record of the client.
     Sensitivity: ``moments``, ``sums_and_counts`` and ``synopsis`` in docs/proofs/sensitivity.md.
-    Who sees it: the server.
+    Who sees it: the server; with masking, only the sum over clients.
     """
 
     @answers(MOMENTS, after=(None,))
@@ -92,8 +92,10 @@ class Recipe:
     shares: tuple[float, ...]
 
 
-def planned(recipe: Recipe, n_clusters: int, domain: Domain) -> list[PlannedRelease]:
-    """The releases of seeding and of the rounds after it."""
+def planned(
+    recipe: Recipe, n_clusters: int, domain: Domain, *, summed: bool = False
+) -> list[PlannedRelease]:
+    """The releases of seeding and of the rounds after it; seen in sums only if `summed`."""
     d = domain.n_features
     releases = []
     if recipe.seed == "grid":
@@ -113,7 +115,7 @@ def planned(recipe: Recipe, n_clusters: int, domain: Domain) -> list[PlannedRele
         PlannedRelease(f"{CELLS.name}: round", 1, share, n_clusters * (d + 1))
         for share in recipe.shares
     ]
-    return releases
+    return [replace(release, summed=summed) for release in releases]
 
 
 def moments_size(n_features: int) -> int:
@@ -242,9 +244,11 @@ def padded(centers: Floats, n_clusters: int, domain: Domain, rng: np.random.Gene
 
 
 def run_rounds(
-    session: Session, centers: Floats, shares: tuple[float, ...]
+    session: Session, centers: Floats, shares: tuple[float, ...], radius: float | None = None
 ) -> tuple[Floats, float]:
     """Private k-means rounds from given centres, one for each share.
+
+    Records count up to `radius` from their centre; as far as pays under noise, if not given.
 
     Returns
     -------
@@ -254,7 +258,8 @@ def run_rounds(
     """
     domain = session.domain
     k, d = centers.shape
-    radius, weight = round_radius(d, k), round_count_weight(d, session.spec.adjacency)
+    radius = round_radius(d, k) if radius is None else radius
+    weight = round_count_weight(d, session.spec.adjacency)
     for share in shares:
         cells, n_clients = ask_cells(session, CellSums(centers, radius, weight), share)
         centers = moved(cells, radius, domain)

@@ -74,6 +74,10 @@ class SynopsisClient(SeedingClient):
     is charged all the same.
     """
 
+    @answers(CELLS, after=(None, MOMENTS, CELLS, MICRO))
+    def cells(self, **request: Any) -> dict[str, Any]:
+        return super().cells(**request)
+
     @answers(MICRO, after=(None, MOMENTS, CELLS))
     def micro(self, n_micro: int, n_rounds: int, share: float) -> dict[str, Any]:
         domain = self.domain

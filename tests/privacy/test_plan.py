@@ -205,7 +205,7 @@ def test_what_could_not_run_cannot_be_planned(model, spec, given, message):
 
 
 @pytest.mark.parametrize(
-    "changed", [{"unit": "client"}, {"protection": "masking"}], ids=["unit", "protection"]
+    "changed", [{"unit": "client"}, {"protection": "ckks"}], ids=["unit", "protection"]
 )
 def test_what_fit_refuses_cannot_be_planned_either(changed):
     spec = spec_of(2, **changed)

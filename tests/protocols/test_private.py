@@ -286,6 +286,7 @@ NOISY = {
     "synopsis/micro": {"counts", "sums", "squares"},
     "fedgem/sums": {"counts", "sums"},
     "fedgem/means": {"means"},
+    "fedgem/refine": {"counts", "sums"},
     "ranges/histograms": {"counts"},
     "quality/cost": {"cost", "count"},
 }
