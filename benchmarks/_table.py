@@ -1,9 +1,13 @@
-"""Tables of text, and the bars that a benchmark is held to."""
+"""Tables of text, the bars that a benchmark is held to, and times that are taken in turns."""
 
-from collections.abc import Sequence
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from tqdm import tqdm
 
 
 @dataclass(frozen=True)
@@ -53,3 +57,14 @@ def print_bars(bars: Sequence[Bar]) -> bool:
     for bar in bars:
         print(f"  {bar}")
     return all(bar.met for bar in bars)
+
+
+def in_turns(title: str, repeats: int, *jobs: Callable[[], object]) -> list[float]:
+    """Median seconds of each job; they take turns."""
+    times: list[list[float]] = [[] for _ in jobs]
+    for _ in tqdm(range(repeats), title, file=sys.stderr):
+        for job, taken in zip(jobs, times, strict=True):
+            start = time.perf_counter()
+            job()
+            taken.append(time.perf_counter() - start)
+    return [statistics.median(taken) for taken in times]

@@ -1,33 +1,61 @@
-"""What a round of secure aggregation takes in Flower's SecAgg+.
+"""What secure aggregation by masking takes: against Flower's SecAgg+, bare AES, and as it grows.
 
-    python benchmarks/masking.py [--clients 10 50] [--values 1000] [--repeats 3]
+    python benchmarks/masking.py [--repeats 3] [--quick] [--check]
 
-One round sums the vectors of all clients so that the server learns the sum alone. The graph is
-complete, every secret is shared among all clients, two thirds of them and one more can restore it,
-and nobody drops out. Every sum is compared with the plain one: a round that stopped half-way would
-look fast. Flower is the extra "flower", and its simulation needs ``pip install flwr[simulation]``;
-what is not installed is left out. At 50 clients a round of Flower's takes over half a minute.
+One round sums the vectors of all clients so that the server learns the sum alone. Ours is the whole
+round in one process, keys, shares and encoded messages included: everybody shares with everybody,
+two thirds of the clients and one more can open the sum, and nobody drops out. Every sum is compared
+with the plain one: a round that stopped half-way would look fast. Times that are compared are taken
+in turns, and medians are compared.
+
+Flower is the extra "flower", and its simulation needs ``pip install flwr[simulation]``; what is not
+installed is left out, with its bars. At 50 clients a round of Flower's takes over half a minute
+where everybody shares with everybody; with it all takes about twelve minutes on two cores.
 """
 
 import argparse
+import gc
 import importlib.util
 import logging
+import math
 import os
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
-from _table import print_table
-from tqdm import tqdm
+from _table import Bar, in_turns, print_bars, print_table
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from secure_fedclust import PrivacySpec
 from secure_fedclust.arrays import Ints
+from secure_fedclust.engines import InProcessEngine
+from secure_fedclust.messages import Bounds, Envelope, Stage, Values
+from secure_fedclust.privacy.masks import KEY_BYTES, add_masks
+from secure_fedclust.privacy.release import ExactSums
+from secure_fedclust.privacy.secure_sum import Summand
+from secure_fedclust.protocols.client import PrivateClient
+from secure_fedclust.protocols.session import Session
+from secure_fedclust.protocols.sums import client_ends, server_end
 
-HEADER = ("what", "how", "median time", "range")
 MODULUS = 2**32
 VALUES_BELOW = 2**20
+
+FLOWER_CLIENTS = (10, 50)
+FLOWER_VALUES = 1_000
+SPARSE = ((15, 10), (3, 2))
+"""Shares of a secret and how many restore it, where clients have few neighbours."""
+
+MANY_SHARES = 15
+"""What is compared with Flower's fastest: fewer neighbours protect a client from hardly anybody."""
+
+FASTER_AT_LEAST = 10
+MASKING_AT_MOST = 1.5
+ROUND_SECONDS = 10
+EXPONENT_AT_MOST = 1.5
+MEMORY_FROM = 50
 
 # Flower and ray read some of these when they are imported, so they are set before that. The last
 # keeps ray on the loopback, on any system; without it, it listens on every interface.
@@ -39,7 +67,8 @@ os.environ |= {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 
-Row = tuple[str, str, str, str]
+Row = tuple[str, ...]
+Part = tuple[str, tuple[str, ...], list[Row], list[Bar]]
 
 
 def vectors(n_clients: int, n_values: int) -> list[Ints]:
@@ -53,14 +82,86 @@ def threshold(n_clients: int) -> int:
     return 2 * n_clients // 3 + 1
 
 
-def flower_functions(inputs: Sequence[Ints]) -> Ints:
+def plain_sum(inputs: Sequence[Ints]) -> Ints:
+    """What the server would do if it could see all vectors."""
+    total = np.zeros_like(inputs[0])
+    for vector in inputs:
+        total += vector
+    return total
+
+
+class Holder(PrivateClient):
+    """Puts a given vector into the sum, without noise or ledger; keeps what it has sent."""
+
+    def __init__(self, vector: Ints, spec: PrivacySpec, summand: Summand | None) -> None:
+        rng = np.random.default_rng(0)
+        super().__init__(np.zeros((0, 1)), spec, rng, ExactSums(spec), summand)
+        self.vector = vector
+        self.replies: list[bytes] = []
+
+    def _contribute(self, question: bytes, n_clients: int) -> tuple[Ints, Values]:
+        return self.vector, self._anchor()
+
+    def _keep(self, envelope: Envelope, request: bytes, reply: bytes) -> None:
+        self.replies.append(reply)
+
+
+def our_spec(n_clients: int) -> PrivacySpec:
+    """Masking and no noise."""
+    return PrivacySpec.none(
+        reason="benchmark",
+        protection="masking",
+        colluders=1,
+        min_survivors=threshold(n_clients),
+    )
+
+
+def our_clients(inputs: Sequence[Ints]) -> dict[str, Holder]:
+    """A client for each vector."""
+    spec = our_spec(len(inputs))
+    ends = client_ends(spec, [f"client {i}" for i in range(len(inputs))])
+    pairs = zip(ends.items(), inputs, strict=True)
+    return {name: Holder(vector, spec, end) for (name, end), vector in pairs}
+
+
+def our_round(
+    inputs: Sequence[Ints],
+    handlers: Mapping[str, Callable[[bytes], bytes]] | None = None,
+    run: str | None = None,
+) -> Session:
+    """One round of ours, with new clients unless handlers are given; checks the sum."""
+    if handlers is None:
+        handlers = {name: client.handle for name, client in our_clients(inputs).items()}
+    spec = our_spec(len(inputs))
+    secure_sum = server_end(spec)
+    session = Session(InProcessEngine(handlers), spec, n_features=1)
+    session.run = run or session.run
+
+    def ask(stage: Stage, requests: Mapping[str, Values], bounds: Bounds) -> dict[str, Values]:
+        return session.ask(stage, requests, dict.fromkeys(requests, bounds))
+
+    total = secure_sum.total(
+        ask,
+        session.clients,
+        run=session.run,
+        number=0,
+        question=b"benchmark",
+        length=len(inputs[0]),
+        largest=lambda n: n * VALUES_BELOW,
+    )
+    np.testing.assert_array_equal(total.steps, plain_sum(inputs))
+    return session
+
+
+def flower_functions(inputs: Sequence[Ints], shares: int, needed: int) -> None:
     """The work of all parties, with Flower's functions called one after the other in one process.
 
     As in its client and its workflow: two key pairs a client, shares of the private mask's seed and
     of the first private key, encrypted for each of the others; masks from both ends of every pair;
     the server restores each seed. Left out are its messages, its state between them and its
     quantisation. In its favour, a client's own private keys are not read from text again for each
-    neighbour, and the server combines only as many shares as it needs.
+    neighbour, and the server combines only as many shares as it needs. With fewer shares than
+    clients, neighbours are those next on a ring.
     """
     from flwr.common.secure_aggregation import ndarrays_arithmetic as arithmetic
     from flwr.common.secure_aggregation.crypto import shamir, symmetric_encryption
@@ -72,8 +173,9 @@ def flower_functions(inputs: Sequence[Ints]) -> Ints:
     from flwr.supercore.primitives import asymmetric
 
     clients = range(len(inputs))
-    needed = threshold(len(inputs))
     shapes = [inputs[0].shape]
+    ring = range(-(shares // 2), shares - shares // 2)
+    near = [sorted((i + step) % len(inputs) for step in ring) for i in clients]
 
     mask_keys, box_keys = ([asymmetric.generate_key_pairs() for _ in clients] for _ in range(2))
     mask_public, box_public = (
@@ -91,25 +193,26 @@ def flower_functions(inputs: Sequence[Ints]) -> Ints:
     box_shared: dict[tuple[int, int], bytes] = {}
     held: list[dict[int, bytes]] = [{} for _ in clients]
     for i in clients:
-        of_seed = shamir.create_shares(seeds[i], needed, len(clients))
+        of_seed = shamir.create_shares(seeds[i], needed, shares)
         secret = asymmetric.private_key_to_bytes(mask_keys[i][0])
-        of_key = shamir.create_shares(secret, needed, len(clients))
-        held[i][i] = of_seed[i]
-        for j in clients:
-            if i != j:
+        of_key = shamir.create_shares(secret, needed, shares)
+        for j, seed_share, key_share in zip(near[i], of_seed, of_key, strict=True):
+            if i == j:
+                held[i][i] = seed_share
+            else:
                 key = box_shared[i, j] = shared_key(box_keys[i][0], box_public[j])
-                plain = share_keys_plaintext_concat(i, j, of_seed[j], of_key[j])
+                plain = share_keys_plaintext_concat(i, j, seed_share, key_share)
                 boxes[i, j] = symmetric_encryption.encrypt(key, plain)
 
     masked = []
     for i in clients:
         vector = [inputs[i]]
-        for j in clients:
+        for j in near[i]:
             if i != j:
                 plain = symmetric_encryption.decrypt(box_shared[i, j], boxes[j, i])
                 _, _, held[i][j], _ = share_keys_plaintext_separate(plain)
         vector = arithmetic.parameters_addition(vector, pseudo_rand_gen(seeds[i], MODULUS, shapes))
-        for j in clients:
+        for j in near[i]:
             if i != j:
                 key = shared_key(mask_keys[i][0], mask_public[j])
                 mask = pseudo_rand_gen(key, MODULUS, shapes)
@@ -123,18 +226,27 @@ def flower_functions(inputs: Sequence[Ints]) -> Ints:
     for vector in masked[1:]:
         total = arithmetic.parameters_addition(total, vector)
     for i in clients:
-        seed = shamir.combine_shares([held[j][i] for j in clients[:needed]])
+        seed = shamir.combine_shares([held[j][i] for j in near[i][:needed]])
         total = arithmetic.parameters_subtraction(total, pseudo_rand_gen(seed, MODULUS, shapes))
-    return arithmetic.parameters_mod(total, MODULUS)[0]
+    [found] = arithmetic.parameters_mod(total, MODULUS)
+    np.testing.assert_array_equal(found, plain_sum(inputs))
 
 
-def flower_simulation(inputs: Sequence[Ints], n_rounds: int) -> list[float]:
-    """Seconds of each round of Flower's SecAgg+ workflow, in its simulation on ray.
+def flower_simulation(
+    inputs: Sequence[Ints],
+    shares: int,
+    needed: int,
+    title: str,
+    repeats: int,
+    *jobs: Callable[[], object],
+) -> list[float]:
+    """Median seconds of each job, and of a round of Flower's SecAgg+ workflow simulated on ray.
 
-    The clock runs around the workflow of a round, inside the server: ray's start, the registration
-    of the nodes and a first round, in which ray's workers import Flower, are not counted. What is:
-    four stages of messages to and from all clients, quantisation, and the waits of the server,
-    which looks for answers every tenth of a second. Training is a look-up of the vector.
+    They take turns inside Flower's server: ray's start, the registration of the nodes and a first
+    round, in which ray's workers import Flower, are not counted. What is: four stages of messages
+    to and from all clients, quantisation, and the waits of the server, which looks for answers
+    every tenth of a second. Training is a look-up of the vector. As many clients work at a time as
+    there are cores; the other jobs have one process.
     """
     from flwr.app import ArrayRecord, Context
     from flwr.client import Client, NumPyClient
@@ -152,9 +264,9 @@ def flower_simulation(inputs: Sequence[Ints], n_rounds: int) -> list[float]:
     n_clients = len(inputs)
     scaled = [vector / VALUES_BELOW for vector in inputs]
     expected = np.mean(scaled, axis=0)
-    seconds: list[float] = []
+    medians: list[float] = []
 
-    class Holder(NumPyClient):
+    class Owner(NumPyClient):
         def __init__(self, vector: np.ndarray) -> None:
             self.vector = vector
 
@@ -162,21 +274,23 @@ def flower_simulation(inputs: Sequence[Ints], n_rounds: int) -> list[float]:
             return [self.vector], 1, {}
 
     def client(context: Context) -> Client:
-        return Holder(scaled[int(context.node_config["partition-id"])]).to_client()
+        return Owner(scaled[int(context.node_config["partition-id"])]).to_client()
 
     client_app = ClientApp(client_fn=client, mods=[secaggplus_mod])
     server_app = ServerApp()
-    secure = SecAggPlusWorkflow(n_clients, threshold(n_clients), max_weight=1.0)
+    secure = SecAggPlusWorkflow(shares, needed, max_weight=1.0)
 
-    def timed(grid: Grid, context: LegacyContext) -> None:
-        # A round that stops half-way leaves the parameters as they were, and says nothing.
-        context.state.array_records[MAIN_PARAMS_RECORD] = ArrayRecord([np.zeros_like(expected)])
-        start = time.perf_counter()
-        secure(grid, context)
-        seconds.append(time.perf_counter() - start)
-        [mean] = context.state.array_records[MAIN_PARAMS_RECORD].to_numpy_ndarrays()
-        # Quantisation rounds each value to 16 / 2**22.
-        np.testing.assert_allclose(mean, expected, rtol=0, atol=1e-5)
+    def fit(grid: Grid, context: LegacyContext) -> None:
+        def one_round() -> None:
+            # A round that stops half-way leaves the parameters as they were, and says nothing.
+            context.state.array_records[MAIN_PARAMS_RECORD] = ArrayRecord([np.zeros_like(expected)])
+            secure(grid, context)
+            [mean] = context.state.array_records[MAIN_PARAMS_RECORD].to_numpy_ndarrays()
+            # Quantisation rounds each value to 16 / 2**22.
+            np.testing.assert_allclose(mean, expected, rtol=0, atol=1e-5)
+
+        one_round()
+        medians.extend(in_turns(title, repeats, *jobs, one_round))
 
     @server_app.main()
     def serve(grid: Grid, context: Context) -> None:
@@ -186,9 +300,9 @@ def flower_simulation(inputs: Sequence[Ints], n_rounds: int) -> list[float]:
             min_available_clients=n_clients,
             initial_parameters=ndarrays_to_parameters([np.zeros_like(expected)]),
         )
-        config = ServerConfig(num_rounds=1 + n_rounds)
+        config = ServerConfig(num_rounds=1)
         legacy = LegacyContext(context=context, config=config, strategy=strategy)
-        DefaultWorkflow(fit_workflow=timed)(grid, legacy)
+        DefaultWorkflow(fit_workflow=fit)(grid, legacy)
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FLWR_HOME"] = folder
@@ -198,7 +312,155 @@ def flower_simulation(inputs: Sequence[Ints], n_rounds: int) -> list[float]:
             num_supernodes=n_clients,
             backend_config={"client_resources": {"num_cpus": 1}},
         )
-    return seconds[1:]
+    return medians
+
+
+def against_flower(clients: Sequence[int], repeats: int, flower: bool = True) -> Part:
+    """A round of ours against Flower's: the same graph, and for the most clients sparser ones."""
+    no_functions, no_simulation = missing("flwr"), missing("flwr", "ray")
+    if not flower:
+        no_functions = no_simulation = ["flower"]
+    elif no_simulation:
+        print(f"Flower is left out: no {' and no '.join(no_simulation)}", file=sys.stderr)
+    rows: list[Row] = []
+    bars: list[Bar] = []
+    for n_clients in clients:
+        inputs = vectors(n_clients, FLOWER_VALUES)
+        mine = {"plain sum": partial(plain_sum, inputs), "ours": partial(our_round, inputs)}
+        sparse = SPARSE if n_clients == max(clients) and not no_functions else ()
+        faster: dict[int, float] = {}
+        for shares, needed in ((n_clients, threshold(n_clients)), *sparse):
+            what = f"{n_clients} x {FLOWER_VALUES:,}"
+            jobs = dict(mine)
+            if not no_functions:
+                what += f", Flower with {shares} shares"
+                flower_functions(inputs[:4], 4, 3)  # The first call imports Flower.
+                jobs["Flower's functions"] = partial(flower_functions, inputs, shares, needed)
+            if no_simulation:
+                medians = in_turns(what, repeats, *jobs.values())
+            else:
+                medians = flower_simulation(inputs, shares, needed, what, repeats, *jobs.values())
+            names = [*jobs, *([] if no_simulation else ["Flower's simulation"])]
+            taken = dict(zip(names, medians, strict=True))
+            over = {name: seconds / taken["ours"] for name, seconds in taken.items()}
+            rows += [(what, name, in_units(taken[name]), f"{over[name]:.3g}") for name in taken]
+            if "Flower's simulation" in over:
+                faster[shares] = over["Flower's simulation"]
+            if "Flower's functions" in over and shares == n_clients == max(clients):
+                times = over["Flower's functions"]
+                bars.append(Bar(f"Flower's functions over ours, {what}", times, at_least=1))
+        if faster and n_clients == max(clients):
+            least = min((shares for shares in faster if shares >= MANY_SHARES), key=faster.get)
+            bars += [
+                Bar(
+                    f"Flower's simulation over ours, {n_clients} x {FLOWER_VALUES:,}, "
+                    f"{shares} shares",
+                    faster[shares],
+                    at_least=FASTER_AT_LEAST,
+                )
+                for shares in sorted({least, n_clients})
+            ]
+    header = ("what", "how", "median time", "over ours")
+    return "A round, all parties", header, rows, bars
+
+
+def against_aes(n_clients: int, n_values: int, repeats: int) -> Part:
+    """All clients' masks, keys given: bare expansions, and ours, which are added up too."""
+    keys = [[os.urandom(KEY_BYTES) for _ in range(n_clients)] for _ in range(n_clients)]
+    signed = [[(key, (-1) ** i) for i, key in enumerate(each)] for each in keys]
+    zeros, room = bytes(8 * n_values), bytearray(8 * n_values + 16)
+    vector = np.zeros(n_values, dtype=np.uint64)
+
+    def bare() -> None:
+        for each in keys:
+            for key in each:
+                stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+                stream.update_into(zeros, room)
+
+    def ours() -> None:
+        for each in signed:
+            add_masks(vector, each)
+
+    what = f"{n_clients} clients, {n_clients} masks each of {n_values:,}"
+    aes, masks = in_turns(what, 3 * repeats, bare, ours)
+    rows: list[Row] = [
+        (what, "bare AES-256-CTR", in_units(aes), ""),
+        (what, "ours", in_units(masks), f"{masks / aes:.2f}"),
+    ]
+    bar = Bar(f"masks over bare AES, {what}", masks / aes, at_most=MASKING_AT_MOST)
+    return "Masks alone", ("what", "how", "median time", "ratio"), rows, [bar]
+
+
+def growth(sizes: Sequence[tuple[int, int]], repeats: int) -> Part:
+    """A round of ours by clients and values: all parties, each stage, and the bytes of a client.
+
+    What the stages do not add up to is the server's opening of the sum.
+    """
+    rows: list[Row] = []
+    bars: list[Bar] = []
+    for n_clients, n_values in sizes:
+        inputs = vectors(n_clients, n_values)
+        what = f"{n_clients} x {n_values:,}"
+        sessions: list[Session] = []
+        [seconds] = in_turns(what, repeats, lambda: sessions.append(our_round(inputs)))  # noqa: B023
+        stages = np.median([[stage.seconds for stage in s.history] for s in sessions], axis=0)
+        up, down = (
+            sum(getattr(stage, way) for stage in sessions[0].history) / n_clients
+            for way in ("bytes_up", "bytes_down")
+        )
+        times = [in_units(each) for each in (seconds, *stages)]
+        sent = [f"{each / 1e3:,.1f} kB" for each in (up, down)]
+        rows.append((f"{n_values:,}", str(n_clients), *times, *sent))
+        if (n_clients, n_values) == max(sizes):
+            bars = [Bar(f"seconds of a round, {what}", seconds, at_most=ROUND_SECONDS)]
+    header = ("values", "clients", "all", "advertise", "share", "mask", "unmask", "up", "down")
+    return "Growth of a round", header, rows, bars
+
+
+def server_memory(clients: Sequence[int], n_values: int) -> Part:
+    """Most bytes that the server's side holds at a time.
+
+    It gets, encoded, what the clients of an honest round have sent; their work is over by then, and
+    only allocations from there on are counted: replies as received and as decoded, requests, and
+    the sum. Linear in the clients are masked vectors, 8 bytes a number, twice. Quadratic are shares
+    of keys, 144 bytes a pair up and down again before the vectors come, and 64 bytes a pair up at
+    the end.
+    """
+    rows: list[Row] = []
+    peaks = []
+    for n_clients in clients:
+        inputs = vectors(n_clients, n_values)
+        holders = our_clients(inputs)
+        run = our_round(inputs, {name: each.handle for name, each in holders.items()}).run
+        replies = {name: each.replies for name, each in holders.items()}
+        del holders
+        gc.collect()
+        tracemalloc.start()
+        our_round(inputs, {name: again(each) for name, each in replies.items()}, run)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        vectors_alone = 8 * n_values * n_clients
+        rows.append(
+            (
+                f"{n_values:,}",
+                str(n_clients),
+                f"{peaks[-1] / 1e6:.1f} MB",
+                f"{peaks[-1] / n_clients / 1e3:.0f} kB",
+                f"{peaks[-1] / vectors_alone:.2f}",
+            )
+        )
+    first = clients.index(MEMORY_FROM) if MEMORY_FROM in clients else 0
+    exponent = math.log(peaks[-1] / peaks[first]) / math.log(clients[-1] / clients[first])
+    what = f"exponent of the server's memory, {clients[first]} to {clients[-1]} x {n_values:,}"
+    header = ("values", "clients", "peak", "a client", "over the vectors")
+    bar = Bar(what, exponent, at_most=EXPONENT_AT_MOST)
+    return "Memory of the server", header, rows, [bar]
+
+
+def again(replies: Sequence[bytes]) -> Callable[[bytes], bytes]:
+    """A handler that gives copies of earlier replies, one after the other."""
+    copies = (bytes(memoryview(reply)) for reply in replies)
+    return lambda request: next(copies)
 
 
 def missing(*packages: str) -> list[str]:
@@ -206,47 +468,42 @@ def missing(*packages: str) -> list[str]:
     return [package for package in packages if importlib.util.find_spec(package) is None]
 
 
+def in_units(seconds: float) -> str:
+    """Seconds, milliseconds or microseconds."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Print the times."""
-    parser = argparse.ArgumentParser(description="Time of a round of secure aggregation.")
-    parser.add_argument("--clients", type=int, nargs="+", default=[10, 50], help="how many")
-    parser.add_argument("--values", type=int, default=1000, help="of each client (default 1000)")
+    """Print the tables; 1 if a bar is missed under --check."""
+    parser = argparse.ArgumentParser(description="What a round of secure aggregation takes.")
     parser.add_argument("--repeats", type=int, default=3, help="how often to measure (default 3)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, without Flower")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a bar is not met")
     given = parser.parse_args(arguments)
-    if given.repeats < 1 or given.values < 1 or min(given.clients) < 4:
-        parser.error("give at least 1 repeat, 1 value and 4 clients")
-    no_functions, no_simulation = missing("flwr"), missing("flwr", "ray")
-    if no_functions:
-        print("Flower's functions are left out: flwr is not installed", file=sys.stderr)
-    if no_simulation:
-        names = " and ".join(no_simulation)
-        print(f"Flower's simulation is left out: {names} not installed", file=sys.stderr)
-    rows: list[Row] = []
-    for n_clients in given.clients:
-        inputs = vectors(n_clients, given.values)
-        what = f"{n_clients} clients x {given.values:,} values"
-        if not no_functions:
-            # The first call imports Flower; it is not timed.
-            np.testing.assert_array_equal(flower_functions(inputs[:4]), sum(inputs[:4]))
-            seconds = []
-            for _ in tqdm(range(given.repeats), what, file=sys.stderr):
-                start = time.perf_counter()
-                total = flower_functions(inputs)
-                seconds.append(time.perf_counter() - start)
-                np.testing.assert_array_equal(total, sum(inputs))
-            rows.append(row(what, "Flower's functions, one process", seconds))
-        if not no_simulation:
-            seconds = flower_simulation(inputs, given.repeats)
-            rows.append(row(what, "Flower's simulation", seconds))
-    if rows:
-        print_table("Secure aggregation, one round", HEADER, rows)
-    return 0
-
-
-def row(what: str, how: str, seconds: Sequence[float]) -> Row:
-    """A line of the table."""
-    spread = f"{min(seconds):.2f} s to {max(seconds):.2f} s"
-    return what, how, f"{statistics.median(seconds):.2f} s", spread
+    if given.repeats < 1:
+        parser.error(f"--repeats {given.repeats}: at least 1")
+    if given.quick:
+        parts = [
+            against_flower((10,), given.repeats, flower=False),
+            against_aes(20, 10_000, given.repeats),
+            growth([(10, 1_000), (20, 1_000), (10, 10_000)], given.repeats),
+            server_memory((10, 20), 10_000),
+        ]
+    else:
+        by_clients = [(n, values) for values in (1_000, 10_000) for n in (10, 20, 50, 100, 200)]
+        parts = [
+            against_flower(FLOWER_CLIENTS, given.repeats),
+            against_aes(100, 10_000, given.repeats),
+            growth([*by_clients, (10, 100_000), (10, 1_000_000)], given.repeats),
+            server_memory((25, 50, 100, 200), 10_000),
+        ]
+    for title, header, rows, _ in parts:
+        print_table(title, header, rows)
+    all_met = print_bars([bar for *_, bars in parts for bar in bars])
+    return 1 if given.check and not all_met else 0
 
 
 if __name__ == "__main__":

@@ -10,16 +10,13 @@ import argparse
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from _table import Bar, print_bars, print_table
+from _table import Bar, in_turns, print_bars, print_table
 from sklearn.cluster._k_means_lloyd import lloyd_iter_chunked_dense
 from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 from threadpoolctl import threadpool_limits
-from tqdm import tqdm
 
 from secure_fedclust import GOLD, DataError, FedGEM, PrivacySpec
 from secure_fedclust.algorithms.feca import server_aggregate
@@ -204,17 +201,6 @@ def import_time(repeats: int) -> Part:
         Bar(f"how many of {', '.join(HEAVY)} that imports", heavy, at_most=0),
     ]
     return rows, bars
-
-
-def in_turns(title: str, repeats: int, *jobs: Callable[[], object]) -> list[float]:
-    """Median seconds of each job; they take turns."""
-    times: list[list[float]] = [[] for _ in jobs]
-    for _ in tqdm(range(repeats), title, file=sys.stderr):
-        for job, taken in zip(jobs, times, strict=True):
-            start = time.perf_counter()
-            job()
-            taken.append(time.perf_counter() - start)
-    return [statistics.median(taken) for taken in times]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -148,8 +148,9 @@ def recipe(
     if seeding == "public":
         return Recipe("public", 0, (), _growing(n_rounds or 5))
     if n_features <= GRID_FEATURES:
-        cells = n_cells(total, n_clusters, noisy_mu * math.sqrt(0.5))
-        return Recipe("grid", cells, (0.5,), tuple(0.5 * s for s in _growing(n_rounds or 1)))
+        cells = n_cells(total, n_clusters, noisy_mu * math.sqrt(SEED_SHARE))
+        rounds = tuple((1 - SEED_SHARE) * share for share in _growing(n_rounds or 1))
+        return Recipe("grid", cells, (SEED_SHARE,), rounds)
     n_micro_rounds = 1 if low else N_MICRO_ROUNDS if high else 3
     each = SEED_SHARE * (1 - MOMENTS_SHARE) / n_micro_rounds
     shares = _growing(n_rounds or (1 if low else 2))

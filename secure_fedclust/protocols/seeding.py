@@ -40,6 +40,10 @@ MOST_CELLS = 4096
 FEWEST_CELLS = 64
 MOST_ROUND_CELLS = 400
 
+GRID_COUNT_WEIGHT = {"add_remove": 1.5, "replace_one": 1.0}
+"""Which cells hold records matters more than where in them; under the second adjacency counts of
+weight one cost nothing."""
+
 MANY_SEEDS = 500
 
 N_SYNTHETIC = 4000
@@ -221,7 +225,8 @@ def private_seeds(
         return public_spread(domain, n_clusters, rng)
     if recipe.seed == "grid":
         centers, radius = public_partition(domain, recipe.n_seeds)
-        cells, _ = ask_cells(session, CellSums(centers, radius, 1.0), recipe.seed_shares[0])
+        weight = GRID_COUNT_WEIGHT[session.spec.adjacency]
+        cells, _ = ask_cells(session, CellSums(centers, radius, weight), recipe.seed_shares[0])
     else:
         mean, covariance = ask_moments(session, recipe.seed_shares[0])
         centers, rms = gaussian_spread(domain, mean, covariance, recipe.n_seeds, rng)
