@@ -10,7 +10,7 @@ in turns, and medians are compared.
 
 Flower is the extra "flower", and its simulation needs ``pip install flwr[simulation]``; what is not
 installed is left out, with its bars. At 50 clients a round of Flower's takes over half a minute
-where everybody shares with everybody; with it all takes about twelve minutes on two cores.
+where everybody shares with everybody; with it all takes about seven minutes on two cores.
 """
 
 import argparse
@@ -39,6 +39,7 @@ from secure_fedclust.privacy.secure_sum import Summand
 from secure_fedclust.protocols.client import PrivateClient
 from secure_fedclust.protocols.session import Session
 from secure_fedclust.protocols.sums import client_ends, server_end
+from secure_fedclust.result import Exchange
 
 MODULUS = 2**32
 VALUES_BELOW = 2**20
@@ -49,13 +50,12 @@ SPARSE = ((15, 10), (3, 2))
 """Shares of a secret and how many restore it, where clients have few neighbours."""
 
 MANY_SHARES = 15
-"""What is compared with Flower's fastest: fewer neighbours protect a client from hardly anybody."""
+"""Flower's fastest round counts with at least so many: two neighbours are soon both colluders."""
 
 FASTER_AT_LEAST = 10
 MASKING_AT_MOST = 1.5
 ROUND_SECONDS = 10
 EXPONENT_AT_MOST = 1.5
-MEMORY_FROM = 50
 
 # Flower and ray read some of these when they are imported, so they are set before that. The last
 # keeps ray on the loopback, on any system; without it, it listens on every interface.
@@ -320,8 +320,10 @@ def against_flower(clients: Sequence[int], repeats: int, flower: bool = True) ->
     no_functions, no_simulation = missing("flwr"), missing("flwr", "ray")
     if not flower:
         no_functions = no_simulation = ["flower"]
-    elif no_simulation:
-        print(f"Flower is left out: no {' and no '.join(no_simulation)}", file=sys.stderr)
+    for what, packages in (("functions", no_functions), ("simulation", no_simulation)):
+        if packages and flower:
+            names = " and ".join(packages)
+            print(f"Flower's {what} left out: {names} not installed", file=sys.stderr)
     rows: list[Row] = []
     bars: list[Bar] = []
     for n_clients in clients:
@@ -350,16 +352,11 @@ def against_flower(clients: Sequence[int], repeats: int, flower: bool = True) ->
                 times = over["Flower's functions"]
                 bars.append(Bar(f"Flower's functions over ours, {what}", times, at_least=1))
         if faster and n_clients == max(clients):
-            least = min((shares for shares in faster if shares >= MANY_SHARES), key=faster.get)
-            bars += [
-                Bar(
-                    f"Flower's simulation over ours, {n_clients} x {FLOWER_VALUES:,}, "
-                    f"{shares} shares",
-                    faster[shares],
-                    at_least=FASTER_AT_LEAST,
-                )
-                for shares in sorted({least, n_clients})
-            ]
+            fastest = min((shares for shares in faster if shares >= MANY_SHARES), key=faster.get)
+            for shares in sorted({fastest, n_clients}):
+                what = f"{n_clients} x {FLOWER_VALUES:,}, Flower with {shares} shares"
+                name = f"Flower's simulation over ours, {what}"
+                bars.append(Bar(name, faster[shares], at_least=FASTER_AT_LEAST))
     header = ("what", "how", "median time", "over ours")
     return "A round, all parties", header, rows, bars
 
@@ -401,13 +398,13 @@ def growth(sizes: Sequence[tuple[int, int]], repeats: int) -> Part:
     for n_clients, n_values in sizes:
         inputs = vectors(n_clients, n_values)
         what = f"{n_clients} x {n_values:,}"
-        sessions: list[Session] = []
-        [seconds] = in_turns(what, repeats, lambda: sessions.append(our_round(inputs)))  # noqa: B023
-        stages = np.median([[stage.seconds for stage in s.history] for s in sessions], axis=0)
-        up, down = (
-            sum(getattr(stage, way) for stage in sessions[0].history) / n_clients
-            for way in ("bytes_up", "bytes_down")
+        rounds: list[list[Exchange]] = []
+        [seconds] = in_turns(
+            what, repeats, lambda kept=rounds, given=inputs: kept.append(our_round(given).history)
         )
+        stages = np.median([[stage.seconds for stage in each] for each in rounds], axis=0)
+        up = sum(stage.bytes_up for stage in rounds[0]) / n_clients
+        down = sum(stage.bytes_down for stage in rounds[0]) / n_clients
         times = [in_units(each) for each in (seconds, *stages)]
         sent = [f"{each / 1e3:,.1f} kB" for each in (up, down)]
         rows.append((f"{n_values:,}", str(n_clients), *times, *sent))
@@ -422,9 +419,11 @@ def server_memory(clients: Sequence[int], n_values: int) -> Part:
 
     It gets, encoded, what the clients of an honest round have sent; their work is over by then, and
     only allocations from there on are counted: replies as received and as decoded, requests, and
-    the sum. Linear in the clients are masked vectors, 8 bytes a number, twice. Quadratic are shares
-    of keys, 144 bytes a pair up and down again before the vectors come, and 64 bytes a pair up at
-    the end.
+    the sum. Linear in the clients are masked vectors, 8 bytes a number, held twice while they are
+    decoded, and the keys that everybody is shown, 64 bytes a client, held once for all. Quadratic
+    are encrypted shares of keys, 144 bytes a pair that go up and down again, held three times when
+    the vectors come, and the shares that open the sum, 64 bytes a pair up. The exponent is taken
+    from a quarter of the most clients to the most.
     """
     rows: list[Row] = []
     peaks = []
@@ -449,9 +448,9 @@ def server_memory(clients: Sequence[int], n_values: int) -> Part:
                 f"{peaks[-1] / vectors_alone:.2f}",
             )
         )
-    first = clients.index(MEMORY_FROM) if MEMORY_FROM in clients else 0
-    exponent = math.log(peaks[-1] / peaks[first]) / math.log(clients[-1] / clients[first])
-    what = f"exponent of the server's memory, {clients[first]} to {clients[-1]} x {n_values:,}"
+    few, most = clients[-1] // 4, clients[-1]
+    exponent = math.log(peaks[-1] / peaks[clients.index(few)], 4)
+    what = f"exponent of the server's memory, {few} to {most} x {n_values:,}"
     header = ("values", "clients", "peak", "a client", "over the vectors")
     bar = Bar(what, exponent, at_most=EXPONENT_AT_MOST)
     return "Memory of the server", header, rows, [bar]
@@ -490,7 +489,7 @@ def main(arguments: list[str] | None = None) -> int:
             against_flower((10,), given.repeats, flower=False),
             against_aes(20, 10_000, given.repeats),
             growth([(10, 1_000), (20, 1_000), (10, 10_000)], given.repeats),
-            server_memory((10, 20), 10_000),
+            server_memory((10, 40), 10_000),
         ]
     else:
         by_clients = [(n, values) for values in (1_000, 10_000) for n in (10, 20, 50, 100, 200)]

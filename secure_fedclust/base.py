@@ -5,6 +5,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -131,7 +132,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             client_column=client_column,
             person_column=person_column,
             on_progress=on_progress,
-            n_exchanges=self._n_exchanges(),
+            n_exchanges=self._expected_exchanges(spec),
             experiment=self._unproved() is not None,
         )
         if spec.is_private:
@@ -175,7 +176,9 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         if n_records is not None:
             feasibility = self._feasibility(spec, n_clients, n_features, n_records)
         releases = self._releases(spec, domain, n_clients)
-        return Plan(spec.describe(), limit, releases, n_clients, feasibility)
+        return Plan(
+            spec.describe(), limit, releases, n_clients, feasibility, spec.exchanges_per_sum
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the fitted model as JSON, for `load_model`; labels stay out."""
@@ -357,7 +360,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         synopsis = self._collect(session, share)
         found = self._run_on_synopsis(synopsis, rng)
         session.note_centers(found.centers)
-        return Clustering(found.centers, found.client_clusters, synopsis.n_records())
+        return replace(found, n_records=synopsis.n_records())
 
     def _refine(self, session: Session, found: Clustering, share: float) -> Clustering:
         return refinement.refine(session, found, share)
@@ -419,6 +422,13 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
 
     def _n_exchanges(self) -> int:
         return 1
+
+    def _expected_exchanges(self, spec: PrivacySpec) -> int:
+        n = self._n_exchanges()
+        if spec.protection == "none":
+            return n
+        each = spec.exchanges_per_sum
+        return n * each if self._sums_only() else n + each
 
 
 def _warn_poor(feasibility: Feasibility) -> None:

@@ -190,7 +190,8 @@ def _run(arguments: argparse.Namespace) -> None:
         "seconds": result.seconds,
     }
     if arguments.json:
-        row |= {"guarantee": result.guarantee, "centers": result.centers.tolist()}
+        row |= {"guarantee": result.guarantee, "fallback": result.fallback}
+        row |= {"mu": dict(result.costs), "centers": result.centers.tolist()}
     if config.truth is not None:
         truth, found = (np.concatenate(list(d)) for d in (config.truth.values(), model.labels_))
         row |= {"ARI": adjusted_rand(truth, found), "purity": purity(truth, found)}
@@ -204,6 +205,12 @@ def _run(arguments: argparse.Namespace) -> None:
         print("centres")
         _print_table(names, result.centers.tolist())
         print(result.guarantee)
+        if result.fallback is not None:
+            print(result.fallback)
+            print(
+                f"mu in what the server saw of each client {result.costs['local']:.3g}, in sums "
+                f"{result.costs['sums']:.3g}; squares add up"
+            )
 
 
 def _ledger_init(arguments: argparse.Namespace) -> None:

@@ -126,9 +126,10 @@ def _privacy(table: Any) -> PrivacySpec:
             'none = "why this run needs no differential privacy"'
         )
     if "none" in table:
-        _refuse_unknown(table, {"none", "protection"}, '[privacy] with none = "..."')
-        protection = table.get("protection", "none")
-        return PrivacySpec.none(reason=table["none"], protection=protection)
+        known = {"none", "protection", "colluders", "min_survivors", "active_server"}
+        _refuse_unknown(table, known, '[privacy] with none = "..."')
+        rest = {name: value for name, value in table.items() if name != "none"}
+        return PrivacySpec.none(reason=table["none"], **rest)
     return PrivacySpec.from_dict(table)
 
 

@@ -52,6 +52,9 @@ class Released:
     anchors : mapping of client to (int, str)
         Number of rows and last hash of each client's ledger.
     sampler : str
+    fallback : str or None
+        What is left of the guarantee if fewer clients were honest than it assumes, where sums are
+        protected.
     """
 
     guarantee: str
@@ -59,6 +62,7 @@ class Released:
     spent: Mapping[str, float] = field(repr=False)
     anchors: Mapping[str, tuple[int, str]] = field(repr=False)
     sampler: str = field(repr=False)
+    fallback: str | None = field(default=None, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +153,11 @@ def release_synopsis(
         As in `FederatedClusterer`.
     """
     spec = _require_private(privacy)
+    if spec.protection != "none":
+        raise ParameterError(
+            f"protection={spec.protection!r}: a synopsis is looked at client by client, which no "
+            "protection of sums would hide; leave it out"
+        )
     check_counts(n_clusters=n_clusters, n_rounds=n_rounds)
     run = open_run(
         clients,
@@ -336,7 +345,7 @@ def noisy_nicv(
 
     Privacy unit: a record of a client.
     Sensitivity: ``cost`` in docs/proofs/sensitivity.md.
-    Who sees it: the server, client by client.
+    Who sees it: the server, client by client; with a protection, the sum over clients only.
 
     Parameters
     ----------
@@ -390,6 +399,7 @@ def _release_of(run: Run) -> dict[str, Any]:
         "spent": run.spent(),
         "anchors": dict(run.session.anchors),
         "sampler": run.sampler,
+        "fallback": run.fallback(),
     }
 
 

@@ -93,7 +93,7 @@ class SumGrid:
         fits = math.ceil(math.log2(real * most / 2 ** (WANTED_BITS - 1)))
         finest = math.floor(math.log2(real / 2.0**FINE_BITS))
         coarsest = math.floor(math.log2(real / needed)) - query.extra_bits
-        exponent = max(finest, fits) if fits <= coarsest else min(finest, coarsest)
+        exponent = min(coarsest, finest if fits > coarsest else max(finest, fits))
         steps = unit_sensitivity(query, spec, exponent).value
         largest = math.ceil(steps * most)
         if largest >= 1 << MOST_BITS:

@@ -10,6 +10,9 @@ from secure_fedclust.privacy.terms import MAX_EPSILON
 
 _DRAWS_PER_SECOND = 50_000
 _REPLY_OVERHEAD = 270
+_SUM_OVERHEAD = 640
+_PAIR_BYTES = 208
+"""What clients send each other through the server for one sum, for each other client."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,8 @@ class Plan:
     n_clients : int
     feasibility : Feasibility or None
         None where nobody said how many records clients hold.
+    sum_exchanges : int
+        How often a client is asked for one sum.
     """
 
     guarantee: str
@@ -117,11 +122,15 @@ class Plan:
     releases: Sequence[PlannedRelease]
     n_clients: int
     feasibility: Feasibility | None
+    sum_exchanges: int = 4
 
     @property
     def exchanges(self) -> int:
         """How often each client is asked."""
-        return sum(_replies(release) for release in self.releases)
+        return sum(
+            _replies(release) * (self.sum_exchanges if release.summed else 1)
+            for release in self.releases
+        )
 
     @property
     def draws(self) -> int:
@@ -132,7 +141,10 @@ class Plan:
     def kilobytes_up(self) -> float:
         """Sent by one client, about."""
         sent = sum(_replies(r) * (r.coordinates + r.others) for r in self.releases)
-        return (8 * sent + _REPLY_OVERHEAD * self.exchanges) / 1000
+        sums = sum(_replies(r) for r in self.releases if r.summed)
+        local = sum(_replies(r) for r in self.releases) - sums
+        shared = sums * (_SUM_OVERHEAD + _PAIR_BYTES * self.n_clients)
+        return (8 * sent + _REPLY_OVERHEAD * local + shared) / 1000
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each kind of release, for printing."""
@@ -144,6 +156,7 @@ class Plan:
                 "mu each": self.limit.mu * math.sqrt(release.share / release.times),
                 "noise / sensitivity": math.sqrt(release.times / release.share) / self.limit.mu,
                 "values each": release.coordinates,
+                "seen": "sum" if release.summed else "each",
             }
             for release in self.releases
         ]

@@ -85,6 +85,11 @@ class Releases:
             computed from noise, and nothing is charged.
         """
         _check_share(share)
+        if self.spec.unit == "client":
+            raise ProtocolError(
+                f"{message}: this client's data as a whole are protected, and its own noise is for "
+                "one record; it answers as part of a sum only"
+            )
         mu = self.limit.mu * math.sqrt(share)
         adjacency = self.spec.adjacency
         exponent = query.exponent(adjacency, mu)

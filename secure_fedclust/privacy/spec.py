@@ -158,6 +158,11 @@ that holds the records; if you know neither, private_ranges() buys them
         """Records that a client counts for: one where its whole message is bounded."""
         return 1 if self.unit == "client" else self.public_size
 
+    @property
+    def exchanges_per_sum(self) -> int:
+        """How often each client is asked before a sum is opened."""
+        return 5 if self.active_server else 4
+
     def noise_terms(self, n_clients: int) -> float:
         """Variance of the noise in a sum over so many clients, in units of that of one release."""
         return n_clients if self.protection == "none" else n_clients / self.honest_survivors

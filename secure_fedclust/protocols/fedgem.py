@@ -31,9 +31,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from secure_fedclust.algorithms import fedgem
-from secure_fedclust.algorithms.lloyd import kmeans
+from secure_fedclust.algorithms.lloyd import assign, kmeans
 from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.errors import ProtocolError
 from secure_fedclust.messages import (
@@ -48,12 +49,11 @@ from secure_fedclust.messages import (
     steps,
 )
 from secure_fedclust.privacy.domain import Domain
-from secure_fedclust.privacy.queries import Cells, CellSums, FloorMeans, SoftSums
+from secure_fedclust.privacy.queries import CellSums, FloorMeans, SoftSums
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.protocols.cells import CELLS, Summary, moved, pooled
 from secure_fedclust.protocols.client import MAX_CLUSTERS, Client, answers
 from secure_fedclust.protocols.clustering import Clustering
-from secure_fedclust.protocols.refinement import refined
 from secure_fedclust.protocols.seeding import padded, public_spread, round_count_weight
 from secure_fedclust.protocols.session import Replies, Session
 from secure_fedclust.protocols.synopsis import MAX_ROUNDS, MICRO, Synopsis, SynopsisClient
@@ -63,6 +63,13 @@ LARGEST_FLOOR = 1 << 15
 
 N_STARTS = 40
 """Restarts of k-means where it places components on released points; they cost nothing."""
+
+REFINED_RADIUS = 0.75
+"""How far records count in a refinement, in units of what counts in a round: its centres are near
+the means, so that little is cut off, and less noise is needed."""
+
+FEWER = 0.5
+"""A refined cluster with less than this part of the records it was thought to have is none."""
 
 DOUBTFUL = 4.0
 """Standard deviations of its noise below which a component is a false one."""
@@ -329,18 +336,37 @@ def run_private(
 
 
 def refine(session: Session, found: Clustering, share: float) -> Clustering:
-    """Move centres to the noisy means of all clients' records that are nearest to them."""
+    """Move centres to the noisy means of all clients' records that are nearest to them.
+
+    A cluster that has far fewer records than the synopses had for it was none: noise made it, or
+    it lay between two others at a client that could not tell them apart.
+    """
     domain = session.domain
-    radius = component_radius(domain)
+    radius = REFINED_RADIUS * component_radius(domain)
     weight = round_count_weight(domain.n_features, session.spec.adjacency)
+    centers = domain.hold((found.centers - domain.center) / domain.scale)
+    query = CellSums(centers, radius, weight, scale=domain.scale)
+    request = {"centers": centers, "radius": radius, "count_weight": weight}
+    sizes = {"k": len(centers), "d": domain.n_features}
+    cells = pooled(session.ask_sum(REFINE, query, share, sizes, query.read, **request).parts)
+    refined = replace(found, centers=domain.leave(moved(cells, radius, domain)))
+    if found.weights is not None:
+        refined = _without(refined, cells.counts < FEWER * found.weights)
+    session.note_centers(refined.centers)
+    return refined
 
-    def ask(centers: Floats) -> Cells:
-        query = CellSums(centers, radius, weight, scale=domain.scale)
-        request = {"centers": centers, "radius": radius, "count_weight": weight}
-        sizes = {"k": len(centers), "d": domain.n_features}
-        return pooled(session.ask_sum(REFINE, query, share, sizes, query.read, **request).parts)
 
-    return refined(session, found, radius, ask)
+def _without(found: Clustering, none: NDArray[np.bool_]) -> Clustering:
+    """Clusters but for some, whose clients are left with the nearest of the others."""
+    if none.all() or not none.any():
+        return found
+    kept = np.flatnonzero(~none)
+    nearest = assign(found.centers, found.centers[kept])
+    held = {
+        client: nearest[clusters].tolist()
+        for client, clusters in (found.client_clusters or {}).items()
+    }
+    return Clustering(found.centers[kept], held, found.n_records)
 
 
 def component_radius(domain: Domain) -> float:
@@ -502,7 +528,12 @@ def run_on_synopsis(
         )
         for (client, part), (maximisers, _) in zip(parts.items(), stepped(), strict=True)
     ]
-    return _merge(None, final)
+    found = _merge(None, final)
+    weights = np.zeros(len(found.centers))
+    for (client, maximisers, _), part in zip(final, parts.values(), strict=True):
+        held = np.asarray((found.client_clusters or {})[client])
+        np.add.at(weights, held[assign(part.points, maximisers)], part.weights)
+    return replace(found, weights=weights)
 
 
 def _merged(session: Session, replies: Replies) -> Clustering:

@@ -148,9 +148,10 @@ def recipe(
     if seeding == "public":
         return Recipe("public", 0, (), _growing(n_rounds or 5))
     if n_features <= GRID_FEATURES:
-        cells = n_cells(total, n_clusters, noisy_mu * math.sqrt(SEED_SHARE))
-        rounds = tuple((1 - SEED_SHARE) * share for share in _growing(n_rounds or 1))
-        return Recipe("grid", cells, (SEED_SHARE,), rounds)
+        seed = WEAK_SEED_SHARE if low else SEED_SHARE
+        cells = n_cells(total, n_clusters, noisy_mu * math.sqrt(seed))
+        rounds = tuple((1 - seed) * share for share in _growing(n_rounds or 1))
+        return Recipe("grid", cells, (seed,), rounds)
     n_micro_rounds = 1 if low else N_MICRO_ROUNDS if high else 3
     each = SEED_SHARE * (1 - MOMENTS_SHARE) / n_micro_rounds
     shares = _growing(n_rounds or (1 if low else 2))
@@ -165,7 +166,7 @@ def recipe(
 WEAK, STRONG = 20.0, 200.0
 """Signal to noise below which one round of each kind is best, and above which more pay."""
 
-SEED_SHARE, MOMENTS_SHARE = 0.6, 0.3
+SEED_SHARE, WEAK_SEED_SHARE, MOMENTS_SHARE = 0.6, 0.7, 0.3
 
 N_MICRO_ROUNDS = 5
 """Rounds with micro-clusters, where noise is no concern."""

@@ -18,12 +18,19 @@ def with_quorum(spec: PrivacySpec, n_clients: int) -> PrivacySpec:
     """The spec with `min_survivors`, which must be one that such a cohort can have."""
     if spec.protection == "none":
         return spec
+    # Without noise, the vector of one honest client must not be alone in a sum.
+    alone = spec.colluders + (1 if spec.is_private else 2)
     if spec.min_survivors is None:
-        least = max(math.ceil(QUORUM * n_clients), spec.colluders + 1, 2)
+        least = max(math.ceil(QUORUM * n_clients), alone, 2)
         if spec.active_server:
             least = max(least, (n_clients + spec.colluders) // 2 + 1)
         spec = replace(spec, min_survivors=least)
     _rules(spec).check(n_clients)
+    if spec.honest_survivors + spec.colluders < alone:
+        raise ParameterError(
+            f"min_survivors={spec.min_survivors} without differential privacy: with "
+            f"{spec.colluders} colluders one client's vector could be seen; give at least {alone}"
+        )
     return spec
 
 
