@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from secure_fedclust.errors import (
+    AggregationAborted,
     BudgetExceeded,
     DataError,
     FederationWarning,
@@ -26,6 +27,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "FKM",
     "GOLD",
+    "AggregationAborted",
     "BudgetExceeded",
     "DataError",
     "FeCA",

@@ -27,6 +27,9 @@ MOST_BITS = 62
 COARSE_BITS = 10
 """A sensitivity is at least two to this power of steps."""
 
+EXACT_BITS = 25
+"""The same where there is no noise for truncation to hide in."""
+
 TIMES_PUBLIC_SIZE = 16
 """A client may hold so many times the public size before its totals are held back."""
 
@@ -81,7 +84,7 @@ class SumGrid:
         """
         real = unit_sensitivity(query, spec).value
         records = 1 if spec.unit == "client" else _most_records(spec)
-        needed = 2.0**FINE_BITS if limit is None else 2.0**COARSE_BITS
+        needed = 2.0**EXACT_BITS if limit is None else 2.0**COARSE_BITS
         reach = 0.0
         if limit is not None:
             mu = limit.mu * math.sqrt(share)

@@ -82,6 +82,7 @@ ADVERTISE = stage(
     reply={
         "keys": Array(("keys",), "uint8"),
         "commitment": Array(("commitment",), "uint8"),
+        "agreement": Array(("agreement",), "uint8"),
         "identity": Array(("identity",), "uint8"),
         "signature": Array(("signature",), "uint8"),
     },
@@ -285,6 +286,7 @@ class MaskingClient(Summand):
         return {
             "keys": _array(round_.public),
             "commitment": _array(digest(seed)),
+            "agreement": _array(digest(self.rules.agreement)),
             "identity": _array(identity),
             "signature": _array(signature),
         }
@@ -449,7 +451,7 @@ class Masking(SecureSum):
         round_ = {"number": number}
 
         advertised = self._advertised(ask, clients, round_)
-        cohort = self._enough(list(advertised), "have sent keys that nobody else has")
+        cohort = self._enough(list(advertised), "have agreed, and keys that nobody else has")
         place = {client: i for i, client in enumerate(cohort)}
         roster = self._roster(list(advertised.values()))
         sealed = ask(
@@ -502,21 +504,24 @@ class Masking(SecureSum):
         return Total(total, len(cohort), tuple(survivors))
 
     def _advertised(self, ask: Ask, clients: Sequence[str], round_: Values) -> dict[str, Values]:
-        """Keys of each client, but for those whose keys or identity are another's too."""
+        """Keys of each client that has agreed on the same, and whose keys nobody else has."""
         signed = self.rules.active_server
         sizes: Bounds = {
             "keys": 2 * KEY_BYTES,
             "commitment": KEY_BYTES,
+            "agreement": KEY_BYTES,
             "identity": KEY_BYTES if signed else 0,
             "signature": SIGNATURE_BYTES if signed else 0,
         }
         replies = ask(ADVERTISE, dict.fromkeys(clients, round_), sizes)
         parts = {client: _parts(reply) for client, reply in replies.items()}
         times = Counter(part for each in parts.values() for part in each)
+        agreed = digest(self.rules.agreement)
         return {
             client: reply
             for client, reply in replies.items()
             if all(times[part] == 1 for part in parts[client])
+            and reply["agreement"].tobytes() == agreed
         }
 
     def _roster(self, replies: list[Values]) -> Values:

@@ -158,6 +158,7 @@ class PrivateClient(Client):
         summand: Summand | None = None,
     ) -> None:
         super().__init__(X, spec, rng)
+        self._given = X
         self.releases = releases
         self._summand = summand
         self._n_clients: int | None = None
@@ -168,7 +169,11 @@ class PrivateClient(Client):
     def enter(self, domain: Domain) -> None:
         """Bring the records into a public region."""
         self.domain = domain
-        self.X, self.share_clipped = domain.enter(self.X)
+        self.X, self.share_clipped = domain.enter(self._given)
+
+    def leave(self) -> None:
+        """Have the records as they were given."""
+        self.X = self._given
 
     def release(self, query: Query, share: float) -> Noisy:
         """Answer a query with noise, for a share of the run's budget."""
