@@ -25,6 +25,7 @@ benchmark: $(VENV)/installed
 	$(BIN)/python benchmarks/papers.py
 	$(BIN)/python benchmarks/utility.py
 	$(BIN)/python benchmarks/ledger.py
+	$(BIN)/python benchmarks/masking.py
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -30,8 +30,9 @@ def test_the_configuration_runs_as_it_stands(path, tmp_path, capsys):
 def test_the_readme_shows_the_quickstart_and_what_it_prints(capsys):
     readme = (EXAMPLES.parent / "README.md").read_text()
     blocks = [block for block in readme.split("```") if block.startswith(("python", "text"))]
-    code, shown = (block.split("\n", 1)[1].strip() for block in blocks)
-    exec(compile(code, "README.md", "exec"), {})  # noqa: S102
+    code, shown, masked = (block.split("\n", 1)[1].strip() for block in blocks)
+    names = {}
+    exec(compile(code, "README.md", "exec"), names)  # noqa: S102
     printed = capsys.readouterr().out.strip()
     # Noise is not seeded: words must agree, and centres nearly.
     number = re.compile(r"[-+]?\d+\.\d*")
@@ -39,3 +40,5 @@ def test_the_readme_shows_the_quickstart_and_what_it_prints(capsys):
     assert words[0] == words[1]
     ours, theirs = (list(map(float, number.findall(text))) for text in (printed, shown))
     assert ours == pytest.approx(theirs, abs=4)
+    exec(compile(masked, "README.md", "exec"), names)  # noqa: S102
+    assert names["masked"].protection == "masking"
