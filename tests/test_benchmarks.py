@@ -131,3 +131,16 @@ def test_utility_meets_its_bars_on_the_small_sets(module, monkeypatch, data_dir,
     monkeypatch.setattr(utility, "ONE_SHOT", small)
     arguments = ["--only", "one_shot", "--seeds", "5", "--data-dir", str(data_dir), "--check"]
     assert utility.main(arguments) == 0, capsys.readouterr().out
+
+
+def test_masking_prints_its_tables_without_flower_and_fails_a_check_on_a_missed_bar(
+    module, monkeypatch, capsys
+):
+    masking = module("masking")
+    assert masking.main(["--quick", "--repeats", "1"]) == 0
+    printed = capsys.readouterr().out
+    for title in ("A round, all parties", "Masks alone", "Growth of a round", "Memory of the"):
+        assert title in printed
+    monkeypatch.setattr(masking, "EXPONENT_AT_MOST", 0.0)
+    assert masking.main(["--quick", "--repeats", "1", "--check"]) == 1
+    assert "NOT MET  exponent" in capsys.readouterr().out

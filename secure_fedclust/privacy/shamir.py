@@ -34,7 +34,7 @@ def split(secret: bytes, n: int, threshold: int) -> Shares:
     coefficients = np.empty((threshold, len(secret)))
     coefficients[0] = np.frombuffer(secret, dtype=np.uint8)
     coefficients[1:] = _uniform((threshold - 1) * len(secret)).reshape(threshold - 1, -1)
-    return np.asarray(_powers(n, threshold) @ coefficients % PRIME).astype(np.uint16)
+    return (_product(_powers(n, threshold), coefficients) % PRIME).astype(np.uint16)
 
 
 def weights(points: Sequence[int]) -> Floats:
@@ -59,6 +59,16 @@ def join(weights: Floats, shares: Shares) -> list[bytes | None]:
     flat = shares.reshape(len(shares), -1).astype(np.float64)
     found = (weights @ flat % PRIME).reshape(shares.shape[1:]).astype(np.int64)
     return [bytes(row.tolist()) if row.max() < 256 else None for row in found]
+
+
+def _product(left: Floats, right: Floats) -> Floats:
+    """A product of matrices in pieces small enough for one thread.
+
+    Where other work keeps the cores busy, waiting for a second thread takes longer than all of it.
+    """
+    rows = max(1, (1 << 18) // max(right.size, 1))
+    pieces = [left[i : i + rows] @ right for i in range(0, len(left), rows)]
+    return np.concatenate(pieces)
 
 
 @lru_cache(maxsize=8)
