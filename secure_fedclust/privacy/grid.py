@@ -82,6 +82,10 @@ class SumGrid:
         n_clients : int
             Clients whose vectors may be in the sum.
         """
+        if spec.unit == "client" and query.extra_bits:
+            raise ParameterError(
+                f"unit='client': {type(query).__name__} needs a grid too fine for whole messages"
+            )
         real = unit_sensitivity(query, spec).value
         records = 1 if spec.unit == "client" else _most_records(spec)
         needed = 2.0**EXACT_BITS if limit is None else 2.0**COARSE_BITS
@@ -97,8 +101,10 @@ class SumGrid:
         finest = math.floor(math.log2(real / 2.0**FINE_BITS))
         coarsest = math.floor(math.log2(real / needed)) - query.extra_bits
         exponent = min(coarsest, finest if fits > coarsest else max(finest, fits))
-        steps = unit_sensitivity(query, spec, exponent).value
-        largest = math.ceil(steps * most)
+        while (steps := unit_sensitivity(query, spec, exponent).value) < needed:
+            exponent -= 1  # rounding to whole steps has taken something off
+        client_largest = math.ceil(steps) * records
+        largest = n_clients * client_largest + math.ceil(steps * reach)
         if largest >= 1 << MOST_BITS:
             raise ParameterError(
                 f"a sum over {n_clients} clients of {query.coordinates} numbers would need "
@@ -107,7 +113,7 @@ class SumGrid:
             )
         sigma = 0.0 if limit is None else steps / mu
         client_sigma = sigma / math.sqrt(spec.honest_survivors) if sigma else 0.0
-        return cls(exponent, sigma, client_sigma, math.ceil(steps * records), largest)
+        return cls(exponent, sigma, client_sigma, client_largest, largest)
 
 
 def unit_sensitivity(query: Query, spec: PrivacySpec, exponent: int | None = None) -> Sensitivity:

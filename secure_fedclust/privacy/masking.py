@@ -39,6 +39,7 @@ from secure_fedclust.privacy.masks import (
     TAG_BYTES,
     add_masks,
     digest,
+    is_usable,
     own_key,
     pair_key,
     public_key,
@@ -258,7 +259,7 @@ class MaskingClient(Summand):
         round_ = self._round
         if round_ is None or (run, number) != (round_.run, round_.number):
             raise ProtocolError(f"{stage.name}: round {number} is not under way at this client")
-        if round_.answered is not self._after[stage.name]:
+        if round_.answered is not self._after.get(stage.name):
             raise ProtocolError(f"{stage.name} may not be asked after {round_.answered.name}")
         if stage is SHARE:
             reply = self._share(round_, **request)
@@ -332,6 +333,8 @@ class MaskingClient(Summand):
             if other != place:
                 text = unseal(round_.channels[other], other, place, envelope.tobytes())
                 held[other] = np.frombuffer(text, dtype="<u2").astype(np.uint16)
+                if (held[other] >= shamir.PRIME).any():
+                    raise ProtocolError(f"what member {other} sent are no shares")
                 theirs = round_.keys[other][KEY_BYTES:]
                 key = pair_key(round_.mask, theirs, b"mask", context, (place, other))
                 masks.append((key, _sign(place, other)))
@@ -450,8 +453,8 @@ class Masking(SecureSum):
         self.rules.check(len(clients))
         round_ = {"number": number}
 
-        advertised = self._advertised(ask, clients, round_)
-        cohort = self._enough(list(advertised), "have agreed, and keys that nobody else has")
+        advertised = self._advertised(ask, clients, run, number)
+        cohort = self._enough(list(advertised), "have sent keys that others can go on with")
         place = {client: i for i, client in enumerate(cohort)}
         roster = self._roster(list(advertised.values()))
         sealed = ask(
@@ -503,8 +506,14 @@ class Masking(SecureSum):
         check_range(total, largest(len(cohort)))
         return Total(total, len(cohort), tuple(survivors))
 
-    def _advertised(self, ask: Ask, clients: Sequence[str], round_: Values) -> dict[str, Values]:
-        """Keys of each client that has agreed on the same, and whose keys nobody else has."""
+    def _advertised(
+        self, ask: Ask, clients: Sequence[str], run: str, number: int
+    ) -> dict[str, Values]:
+        """What each client has sent, but for those that others would refuse to go on with.
+
+        These are keys that two clients have or that nobody can agree with, another privacy spec,
+        and signatures that do not fit.
+        """
         signed = self.rules.active_server
         sizes: Bounds = {
             "keys": 2 * KEY_BYTES,
@@ -513,7 +522,8 @@ class Masking(SecureSum):
             "identity": KEY_BYTES if signed else 0,
             "signature": SIGNATURE_BYTES if signed else 0,
         }
-        replies = ask(ADVERTISE, dict.fromkeys(clients, round_), sizes)
+        request = {"number": number}
+        replies = ask(ADVERTISE, dict.fromkeys(clients, request), sizes)
         parts = {client: _parts(reply) for client, reply in replies.items()}
         times = Counter(part for each in parts.values() for part in each)
         agreed = digest(self.rules.agreement)
@@ -522,6 +532,8 @@ class Masking(SecureSum):
             for client, reply in replies.items()
             if all(times[part] == 1 for part in parts[client])
             and reply["agreement"].tobytes() == agreed
+            and all(is_usable(key) for key in parts[client][:2])
+            and (not signed or _is_own(reply, run, number))
         }
 
     def _roster(self, replies: list[Values]) -> Values:
@@ -631,6 +643,11 @@ def _wrong_shares(client: str) -> AggregationAborted:
 
 def _mask_key(advertised: Values) -> bytes:
     return bytes(advertised["keys"][KEY_BYTES:].tobytes())
+
+
+def _is_own(advertised: Values, run: str, number: int) -> bool:
+    text = _advertised(run, number, advertised["keys"].tobytes())
+    return is_signed(advertised["identity"].tobytes(), advertised["signature"].tobytes(), text)
 
 
 def _parts(advertised: Values) -> list[bytes]:

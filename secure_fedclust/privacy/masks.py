@@ -38,6 +38,15 @@ def public_key(key: X25519PrivateKey) -> bytes:
     return key.public_key().public_bytes_raw()
 
 
+def is_usable(key: bytes) -> bool:
+    """Whether others can agree on something with the owner of this key; some give zero always."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError:
+        return False
+    return True
+
+
 def pair_key(
     ours: X25519PrivateKey, theirs: bytes, purpose: bytes, context: bytes, pair: tuple[int, int]
 ) -> bytes:

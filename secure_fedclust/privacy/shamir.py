@@ -33,7 +33,8 @@ def split(secret: bytes, n: int, threshold: int) -> Shares:
         )
     coefficients = np.empty((threshold, len(secret)))
     coefficients[0] = np.frombuffer(secret, dtype=np.uint8)
-    coefficients[1:] = _uniform((threshold - 1) * len(secret)).reshape(threshold - 1, -1)
+    drawn = _uniform((threshold - 1) * len(secret))
+    coefficients[1:] = drawn.reshape(threshold - 1, len(secret))
     return (_product(_powers(n, threshold), coefficients) % PRIME).astype(np.uint16)
 
 
@@ -58,7 +59,7 @@ def join(weights: Floats, shares: Shares) -> list[bytes | None]:
     """
     flat = shares.reshape(len(shares), -1).astype(np.float64)
     found = (weights @ flat % PRIME).reshape(shares.shape[1:]).astype(np.int64)
-    return [bytes(row.tolist()) if row.max() < 256 else None for row in found]
+    return [bytes(row.tolist()) if (row < 256).all() else None for row in found]
 
 
 def _product(left: Floats, right: Floats) -> Floats:

@@ -113,6 +113,7 @@ that holds the records; if you know neither, private_ranges() buys them
         if self.ranges is not None:
             ranges = tuple((float(low), float(high)) for low, high in self.ranges)
             object.__setattr__(self, "ranges", ranges)
+        object.__setattr__(self, "active_server", bool(self.active_server))
         if self.center is not None:
             object.__setattr__(self, "center", tuple(float(value) for value in self.center))
 
@@ -168,8 +169,11 @@ that holds the records; if you know neither, private_ranges() buys them
         return n_clients if self.protection == "none" else n_clients / self.honest_survivors
 
     def agreement(self) -> bytes:
-        """The spec in bytes: whoever has another one has other bytes."""
-        return json.dumps(self.to_dict(), sort_keys=True, allow_nan=False).encode()
+        """The spec in bytes: equal specs have equal bytes, and others have others."""
+        content = self.to_dict()
+        for name in {"epsilon", "delta", "bound"} & set(content):
+            content[name] = float(content[name])
+        return json.dumps(content, sort_keys=True, allow_nan=False).encode()
 
     @property
     def n_features(self) -> int | None:
