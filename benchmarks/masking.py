@@ -35,7 +35,7 @@ from secure_fedclust.engines import InProcessEngine
 from secure_fedclust.messages import Bounds, Envelope, Stage, Values
 from secure_fedclust.privacy.masks import KEY_BYTES, add_masks
 from secure_fedclust.privacy.release import ExactSums
-from secure_fedclust.privacy.secure_sum import Summand
+from secure_fedclust.privacy.secure_sum import Question, Summand
 from secure_fedclust.protocols.client import PrivateClient
 from secure_fedclust.protocols.session import Session
 from secure_fedclust.protocols.sums import client_ends, server_end
@@ -140,15 +140,10 @@ def our_round(
     def ask(stage: Stage, requests: Mapping[str, Values], bounds: Bounds) -> dict[str, Values]:
         return session.ask(stage, requests, dict.fromkeys(requests, bounds))
 
-    total = secure_sum.total(
-        ask,
-        session.clients,
-        run=session.run,
-        number=0,
-        question=b"benchmark",
-        length=len(inputs[0]),
-        largest=lambda n: n * VALUES_BELOW,
+    question = Question(
+        session.run, 0, b"benchmark", len(inputs[0]), largest=lambda n: n * VALUES_BELOW
     )
+    total = secure_sum.total(ask, session.clients, question)
     np.testing.assert_array_equal(total.steps, plain_sum(inputs))
     return session
 

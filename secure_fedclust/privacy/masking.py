@@ -22,7 +22,7 @@ docs/proofs/masking.md.
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,6 +51,7 @@ from secure_fedclust.privacy.secure_sum import (
     MAX_QUESTION,
     Ask,
     Contribute,
+    Question,
     SecureSum,
     Summand,
     Total,
@@ -437,23 +438,13 @@ class Masking(SecureSum):
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
 
-    def total(
-        self,
-        ask: Ask,
-        clients: Sequence[str],
-        *,
-        run: str,
-        number: int,
-        question: bytes,
-        length: int,
-        largest: Callable[[int], int],
-    ) -> Total:
+    def total(self, ask: Ask, clients: Sequence[str], question: Question) -> Total:
         """See `SecureSum`."""
-        _check_size(length, question)
+        _check_size(question)
         self.rules.check(len(clients))
-        round_ = {"number": number}
+        round_ = {"number": question.number}
 
-        advertised = self._advertised(ask, clients, run, number)
+        advertised = self._advertised(ask, clients, question)
         cohort = self._enough(list(advertised), "have sent keys that others can go on with")
         place = {client: i for i, client in enumerate(cohort)}
         roster = self._roster(list(advertised.values()))
@@ -464,14 +455,14 @@ class Masking(SecureSum):
         )
 
         members = self._enough([c for c in cohort if c in sealed], "have sent shares")
-        asked: Values = {"members": _ints(place[c] for c in members), "question": _array(question)}
+        places = _ints(place[c] for c in members)
         requests = {
             client: round_
-            | asked
+            | {"members": places, "question": _array(question.text)}
             | {"sealed": np.stack([sealed[c]["sealed"][place[client]] for c in members])}
             for client in members
         }
-        masked = ask(MASK, requests, {"length": length})
+        masked = ask(MASK, requests, {"length": question.length})
 
         survivors = self._enough([c for c in members if c in masked], "have sent a vector")
         dropped = [c for c in members if c not in masked]
@@ -488,26 +479,20 @@ class Masking(SecureSum):
 
         holders = self._enough([c for c in ready if c in opened], "have opened the sum")
         found = self._join(members, holders, place, opened)
-        cohort_seen = cohort_digest(run, number, self.rules, roster["keys"], roster["identities"])
-        context = context_of(cohort_seen, asked["members"], question)
-        masks = [
-            (own_key(_checked_seed(c, found[c], advertised[c]), context), -1) for c in survivors
-        ]
-        for client in dropped:
-            key = _checked_key(client, found[client], advertised[client])
-            for other in survivors:
-                pair, theirs = (place[client], place[other]), _mask_key(advertised[other])
-                masks.append((pair_key(key, theirs, b"mask", context, pair), _sign(*pair)))
-        steps = np.zeros(length, dtype=np.uint64)
+        seen = cohort_digest(
+            question.run, question.number, self.rules, roster["keys"], roster["identities"]
+        )
+        context = context_of(seen, places, question.text)
+        steps = np.zeros(question.length, dtype=np.uint64)
         for reply in masked.values():
             steps += reply["masked"]
-        add_masks(steps, masks)
+        add_masks(steps, _left_over(found, survivors, dropped, advertised, place, context))
         total = steps.view(np.int64)
-        check_range(total, largest(len(cohort)))
+        check_range(total, question.largest(len(cohort)))
         return Total(total, len(cohort), tuple(survivors))
 
     def _advertised(
-        self, ask: Ask, clients: Sequence[str], run: str, number: int
+        self, ask: Ask, clients: Sequence[str], question: Question
     ) -> dict[str, Values]:
         """What each client has sent, but for those that others would refuse to go on with.
 
@@ -522,7 +507,7 @@ class Masking(SecureSum):
             "identity": KEY_BYTES if signed else 0,
             "signature": SIGNATURE_BYTES if signed else 0,
         }
-        request = {"number": number}
+        request = {"number": question.number}
         replies = ask(ADVERTISE, dict.fromkeys(clients, request), sizes)
         parts = {client: _parts(reply) for client, reply in replies.items()}
         times = Counter(part for each in parts.values() for part in each)
@@ -533,7 +518,7 @@ class Masking(SecureSum):
             if all(times[part] == 1 for part in parts[client])
             and reply["agreement"].tobytes() == agreed
             and all(is_usable(key) for key in parts[client][:2])
-            and (not signed or _is_own(reply, run, number))
+            and (not signed or _is_own(reply, question))
         }
 
     def _roster(self, replies: list[Values]) -> Values:
@@ -612,12 +597,31 @@ def _places(name: str, given: Ints, n: int) -> tuple[int, ...]:
     return places
 
 
-def _check_size(length: int, question: bytes) -> None:
-    if not 1 <= length <= MAX_LENGTH or len(question) > MAX_QUESTION:
+def _check_size(question: Question) -> None:
+    if not 1 <= question.length <= MAX_LENGTH or len(question.text) > MAX_QUESTION:
         raise ParameterError(
-            f"a sum of {length} numbers, asked for in {len(question)} bytes: from 1 to "
-            f"{MAX_LENGTH} numbers, in up to {MAX_QUESTION} bytes, are possible"
+            f"a sum of {question.length} numbers, asked for in {len(question.text)} bytes: from 1 "
+            f"to {MAX_LENGTH} numbers, in up to {MAX_QUESTION} bytes, are possible"
         )
+
+
+def _left_over(
+    found: Mapping[str, bytes | None],
+    survivors: list[str],
+    dropped: list[str],
+    advertised: Mapping[str, Values],
+    place: Mapping[str, int],
+    context: bytes,
+) -> Iterator[tuple[bytes, int]]:
+    """Keys of the masks that do not cancel: survivors' own, and theirs with those that dropped."""
+    for client in survivors:
+        seed = _checked_seed(client, found[client], advertised[client])
+        yield own_key(seed, context), -1
+    for client in dropped:
+        key = _checked_key(client, found[client], advertised[client])
+        for other in survivors:
+            pair, theirs = (place[client], place[other]), _mask_key(advertised[other])
+            yield pair_key(key, theirs, b"mask", context, pair), _sign(*pair)
 
 
 def _checked_seed(client: str, secret: bytes | None, advertised: Values) -> bytes:
@@ -645,8 +649,8 @@ def _mask_key(advertised: Values) -> bytes:
     return bytes(advertised["keys"][KEY_BYTES:].tobytes())
 
 
-def _is_own(advertised: Values, run: str, number: int) -> bool:
-    text = _advertised(run, number, advertised["keys"].tobytes())
+def _is_own(advertised: Values, question: Question) -> bool:
+    text = _advertised(question.run, question.number, advertised["keys"].tobytes())
     return is_signed(advertised["identity"].tobytes(), advertised["signature"].tobytes(), text)
 
 

@@ -31,6 +31,28 @@ and where the client's ledger stands. It is called once a round, when all else i
 
 
 @dataclass(frozen=True)
+class Question:
+    """What clients' vectors are to answer.
+
+    Attributes
+    ----------
+    run, number : str, int
+        No two rounds of a run have the same number.
+    text : bytes
+    length : int
+        Of the vectors.
+    largest : function of the number of clients
+        How far from zero a number of the sum can be.
+    """
+
+    run: str
+    number: int
+    text: bytes
+    length: int
+    largest: Callable[[int], int]
+
+
+@dataclass(frozen=True)
 class Total:
     """A sum that was opened.
 
@@ -52,30 +74,8 @@ class SecureSum(ABC):
     """The server's end."""
 
     @abstractmethod
-    def total(
-        self,
-        ask: Ask,
-        clients: Sequence[str],
-        *,
-        run: str,
-        number: int,
-        question: bytes,
-        length: int,
-        largest: Callable[[int], int],
-    ) -> Total:
+    def total(self, ask: Ask, clients: Sequence[str], question: Question) -> Total:
         """The sum of the vectors with which clients answer a question.
-
-        Parameters
-        ----------
-        ask : Ask
-        clients : sequence of str
-        run, number : str, int
-            No two rounds of a run have the same number.
-        question : bytes
-        length : int
-            Of the vectors.
-        largest : function of the number of clients
-            How far from zero a number of the sum can be.
 
         Raises
         ------
@@ -123,24 +123,15 @@ PLAIN = stage(
 class PlainSum(SecureSum):
     """No protection at all: the server sees every vector. For comparisons only."""
 
-    def total(
-        self,
-        ask: Ask,
-        clients: Sequence[str],
-        *,
-        run: str,
-        number: int,
-        question: bytes,
-        length: int,
-        largest: Callable[[int], int],
-    ) -> Total:
+    def total(self, ask: Ask, clients: Sequence[str], question: Question) -> Total:
         """See `SecureSum`."""
-        request = {"number": number, "question": np.frombuffer(question, dtype=np.uint8)}
-        replies = ask(PLAIN, dict.fromkeys(clients, request), {"length": length})
-        steps = np.zeros(length, dtype=np.int64)
+        text = np.frombuffer(question.text, dtype=np.uint8)
+        request = {"number": question.number, "question": text}
+        replies = ask(PLAIN, dict.fromkeys(clients, request), {"length": question.length})
+        steps = np.zeros(question.length, dtype=np.int64)
         for reply in replies.values():
             steps += reply["vector"]
-        check_range(steps, largest(len(clients)))
+        check_range(steps, question.largest(len(clients)))
         return Total(steps, len(clients), tuple(replies))
 
 

@@ -25,7 +25,7 @@ from secure_fedclust.privacy.domain import Domain
 from secure_fedclust.privacy.grid import SumGrid
 from secure_fedclust.privacy.mechanism import Noisy
 from secure_fedclust.privacy.queries import Query
-from secure_fedclust.privacy.secure_sum import SecureSum
+from secure_fedclust.privacy.secure_sum import Question, SecureSum
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.result import Exchange, OpenedSum
 
@@ -271,7 +271,6 @@ class Session:
         request: Values,
     ) -> tuple[Noisy, int]:
         number = len(self.history)
-        question = stage.request.encode({**request, "share": share}, run=self.run, step=number)
         shapes = {
             name: tuple(sizes[dimension] for dimension in dimensions)
             for name, dimensions in stage.noisy_fields.items()
@@ -285,15 +284,14 @@ class Session:
                     self.sum_shares[client] += share
             return self._ask(part, requests, dict.fromkeys(requests, bounds))
 
-        total = secure_sum.total(
-            ask,
-            self.clients,
-            run=self.run,
-            number=number,
-            question=question,
+        question = Question(
+            self.run,
+            number,
+            stage.request.encode({**request, "share": share}, run=self.run, step=number),
             length=sum(map(math.prod, shapes.values())),
             largest=lambda n: SumGrid.of(query, self.spec, limit, share, n).largest,
         )
+        total = secure_sum.total(ask, self.clients, question)
         grid = SumGrid.of(query, self.spec, limit, share, total.n_clients)
         ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
         parts = np.split(total.steps, ends)

@@ -44,6 +44,7 @@ from secure_fedclust.privacy.masking import (
 from secure_fedclust.privacy.masks import KEY_BYTES, digest, pair_key, public_key
 from secure_fedclust.privacy.queries import CellSums, Moments
 from secure_fedclust.privacy.release import Releases, exact_sum
+from secure_fedclust.privacy.secure_sum import Question
 from secure_fedclust.protocols.cells import CELLS, _request
 from secure_fedclust.protocols.client import answers
 from secure_fedclust.protocols.seeding import SeedingClient
@@ -187,15 +188,8 @@ class Federation:
 
     def total(self, question=QUESTION, largest=1 << 20, number=None, ask=None):
         self.number = self.number + 1 if number is None else number
-        return Masking(self.rules).total(
-            ask or self.ask,
-            self.names,
-            run=RUN,
-            number=self.number,
-            question=question,
-            length=self.length,
-            largest=lambda n: largest,
-        )
+        asked = Question(RUN, self.number, question, self.length, lambda n: largest)
+        return Masking(self.rules).total(ask or self.ask, self.names, asked)
 
     def sum_over(self, names):
         return np.sum([self.vectors[name] for name in names], axis=0)
@@ -2311,11 +2305,7 @@ def test_a_question_that_is_not_for_a_sum_of_this_run_is_not_answered(no_noise, 
                 stage, requests, dict.fromkeys(requests, bounds)
             ),
             NAMES,
-            run=session.run,
-            number=0,
-            question=question,
-            length=6,
-            largest=lambda n: 1 << 40,
+            Question(session.run, 0, question, 6, lambda n: 1 << 40),
         )
 
     if what is None:  # the control
