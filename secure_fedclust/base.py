@@ -393,7 +393,11 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         # How many clusters there will be is not known to all systems: about as many as at a client.
         numbers = self._clusters_to_tell_apart(self._planned_names(n_clients)).values()
         k = int(getattr(self, "n_clusters", None) or max(numbers))
-        return [*local, refinement.planned(k, domain.n_features, refinement.SHARE)]
+        size = k * (domain.n_features + 1)
+        return [*local, *self._refinement_releases(size, refinement.SHARE)]
+
+    def _refinement_releases(self, coordinates: int, share: float) -> list[PlannedRelease]:
+        return [PlannedRelease(refinement.NAME, 1, share, coordinates, summed=True)]
 
     def _local_releases(
         self, spec: PrivacySpec, domain: Domain, n_clients: int, share: float

@@ -35,7 +35,7 @@ from secure_fedclust.privacy.domain import Domain
 from secure_fedclust.privacy.mechanism import SamplerName
 from secure_fedclust.privacy.plan import Feasibility, PlannedRelease
 from secure_fedclust.privacy.spec import PrivacySpec
-from secure_fedclust.protocols import feca, fedgem, fkm, gold, kfed, seeding
+from secure_fedclust.protocols import feca, fedgem, fkm, gold, kfed, refinement, seeding
 from secure_fedclust.protocols.client import Client
 from secure_fedclust.protocols.clustering import Clustering
 from secure_fedclust.protocols.feasibility import pooled_feasibility
@@ -557,6 +557,14 @@ class FedGEM(FederatedClusterer):
             name, coordinates = fedgem.MEANS.name, k * d
         rounds = PlannedRelease(name, times, share - seeds, coordinates, n_rounds, k * d)
         return [*releases, rounds]
+
+    def _refinement_releases(self, coordinates: int, share: float) -> list[PlannedRelease]:
+        if self.calibration != "synopsis":
+            return super()._refinement_releases(coordinates, share)
+        counted = share * fedgem.CONFIRM_SHARE
+        name = f"{refinement.NAME}: counts"
+        confirm = PlannedRelease(name, 1, counted, coordinates, summed=True)
+        return [confirm, *super()._refinement_releases(coordinates, share - counted)]
 
     def _planned_names(self, n_clients: int) -> list[str]:
         if not isinstance(self.n_local_clusters, Mapping):

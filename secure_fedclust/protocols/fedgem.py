@@ -23,7 +23,7 @@ a private synopsis or from a public spread, not from records as line 3 of Algori
 client's further local steps are noised and charged like the first (docs/proofs/fedgem.md).
 
 With masking the server still looks at each client's components, under local noise. Once it has
-merged them, one sum over all clients gives the final centres.
+merged them, two sums over all clients confirm the clusters and give the final centres.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,6 +32,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
+from scipy.spatial.distance import cdist
 
 from secure_fedclust.algorithms import fedgem
 from secure_fedclust.algorithms.lloyd import assign, kmeans
@@ -49,7 +51,7 @@ from secure_fedclust.messages import (
     steps,
 )
 from secure_fedclust.privacy.domain import Domain
-from secure_fedclust.privacy.queries import CellSums, FloorMeans, SoftSums
+from secure_fedclust.privacy.queries import Cells, CellSums, FloorMeans, SoftSums
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.protocols.cells import CELLS, Summary, moved, pooled
 from secure_fedclust.protocols.client import MAX_CLUSTERS, Client, answers
@@ -68,8 +70,16 @@ REFINED_RADIUS = 0.75
 """How far records count in a refinement, in units of what counts in a round: its centres are near
 the means, so that little is cut off, and less noise is needed."""
 
+CONFIRM_SHARE, COUNTS_ONLY = 0.12, 100.0
+"""Part of a refinement's budget for counting records, and the weight of counts over sums in it."""
+
 FEWER = 0.5
-"""A refined cluster with less than this part of the records it was thought to have is none."""
+"""A cluster with less than this part of the records it was thought to have is none."""
+
+PARTS_APART = 2.5
+"""The means of two parts of a unit Gaussian cut by a plane are closer together than this, unless
+one has less than a fiftieth of it; those of two unit Gaussians, cut between them, are farther
+apart, unless the Gaussians are so close (2.2) that they have hardly more than one mode."""
 
 DOUBTFUL = 4.0
 """Standard deviations of its noise below which a component is a false one."""
@@ -232,7 +242,7 @@ class PrivateFedGEMClient(SynopsisClient):
             start, centers = centers, self.domain.hold(centers + query.read(noisy)[0])
         return self.reply(noisy, start=start)
 
-    @answers(REFINE, after=(CELLS, MICRO, SUMS, MEANS))
+    @answers(REFINE, after=(CELLS, MICRO, SUMS, MEANS, REFINE))
     def refine(self, share: float, **request: Any) -> dict[str, Any]:
         return self.reply(self.release(CellSums(**request, scale=self.domain.scale), share))
 
@@ -336,37 +346,62 @@ def run_private(
 
 
 def refine(session: Session, found: Clustering, share: float) -> Clustering:
-    """Move centres to the noisy means of all clients' records that are nearest to them.
+    """The same clusters, confirmed and moved by two sums over all clients.
 
-    A cluster that has far fewer records than the synopses had for it was none: noise made it, or
-    it lay between two others at a client that could not tell them apart.
+    The first counts the records that are nearest to each centre. A cluster that has far fewer than
+    the synopses had for it was none: noise made it, or it lay between two others at a client that
+    could not tell them apart. The second moves centres to the noisy means of their records. Those
+    that come to lie as close together as the parts of one cluster do are one cluster.
     """
-    domain = session.domain
-    radius = REFINED_RADIUS * component_radius(domain)
-    weight = round_count_weight(domain.n_features, session.spec.adjacency)
-    centers = domain.hold((found.centers - domain.center) / domain.scale)
-    query = CellSums(centers, radius, weight, scale=domain.scale)
-    request = {"centers": centers, "radius": radius, "count_weight": weight}
-    sizes = {"k": len(centers), "d": domain.n_features}
-    cells = pooled(session.ask_sum(REFINE, query, share, sizes, query.read, **request).parts)
-    refined = replace(found, centers=domain.leave(moved(cells, radius, domain)))
     if found.weights is not None:
-        refined = _without(refined, cells.counts < FEWER * found.weights)
+        counted = _ask_refine(session, found.centers, CONFIRM_SHARE * share, COUNTS_ONLY)
+        found = _without(found, counted.counts < FEWER * found.weights)
+        share *= 1 - CONFIRM_SHARE
+    domain = session.domain
+    weight = round_count_weight(domain.n_features, session.spec.adjacency)
+    cells = _ask_refine(session, found.centers, share, weight)
+    moved_ = domain.leave(moved(cells, _refined_radius(domain), domain))
+    refined = _together(replace(found, centers=moved_), np.maximum(cells.counts, 1.0))
     session.note_centers(refined.centers)
     return refined
 
 
+def _ask_refine(session: Session, centers: Floats, share: float, count_weight: float) -> Cells:
+    domain = session.domain
+    working = domain.hold((centers - domain.center) / domain.scale)
+    query = CellSums(working, _refined_radius(domain), count_weight, scale=domain.scale)
+    request = {"centers": working, "radius": query.radius, "count_weight": count_weight}
+    sizes = {"k": len(centers), "d": domain.n_features}
+    return pooled(session.ask_sum(REFINE, query, share, sizes, query.read, **request).parts)
+
+
+def _refined_radius(domain: Domain) -> float:
+    return REFINED_RADIUS * component_radius(domain)
+
+
 def _without(found: Clustering, none: NDArray[np.bool_]) -> Clustering:
     """Clusters but for some, whose clients are left with the nearest of the others."""
-    if none.all() or not none.any():
+    if none.all():
         return found
     kept = np.flatnonzero(~none)
-    nearest = assign(found.centers, found.centers[kept])
+    return _renumbered(found, found.centers[kept], assign(found.centers, found.centers[kept]))
+
+
+def _together(found: Clustering, counts: Floats) -> Clustering:
+    """Clusters of which those that are one have one centre, the mean of all their records."""
+    near = cdist(found.centers, found.centers) < PARTS_APART
+    n, groups = connected_components(near)
+    weights = np.zeros((n, len(counts)))
+    weights[groups, np.arange(len(counts))] = counts
+    centers = weights @ found.centers / weights.sum(axis=1, keepdims=True)
+    return _renumbered(found, centers, groups)
+
+
+def _renumbered(found: Clustering, centers: Floats, new: Ints) -> Clustering:
     held = {
-        client: nearest[clusters].tolist()
-        for client, clusters in (found.client_clusters or {}).items()
+        client: new[clusters].tolist() for client, clusters in (found.client_clusters or {}).items()
     }
-    return Clustering(found.centers[kept], held, found.n_records)
+    return replace(found, centers=centers, client_clusters=held, weights=None)
 
 
 def component_radius(domain: Domain) -> float:

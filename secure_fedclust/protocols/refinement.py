@@ -7,7 +7,6 @@ is shared: one round of secure aggregation brings each centre close to the mean 
 
 from dataclasses import replace
 
-from secure_fedclust.privacy.plan import PlannedRelease
 from secure_fedclust.privacy.queries import CellSums
 from secure_fedclust.protocols.cells import ask_cells, moved
 from secure_fedclust.protocols.clustering import Clustering
@@ -30,8 +29,3 @@ def refine(session: Session, found: Clustering, share: float) -> Clustering:
     centers = domain.leave(moved(cells, radius, domain))
     session.note_centers(centers)
     return replace(found, centers=centers)
-
-
-def planned(n_clusters: int, n_features: int, share: float) -> PlannedRelease:
-    """The release of a refinement."""
-    return PlannedRelease(NAME, 1, share, n_clusters * (n_features + 1), summed=True)
