@@ -99,7 +99,9 @@ class Holder(PrivateClient):
         self.vector = vector
         self.replies: list[bytes] = []
 
-    def _contribute(self, question: bytes, n_clients: int) -> tuple[Ints, Values]:
+    def _contribute(
+        self, question: bytes, n_clients: int, *, run: str, number: int
+    ) -> tuple[Ints, Values]:
         return self.vector, self._anchor()
 
     def _keep(self, envelope: Envelope, request: bytes, reply: bytes) -> None:

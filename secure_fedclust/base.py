@@ -1,6 +1,7 @@
 """What all estimators share: checking input, running the protocol, keeping the result."""
 
 import json
+import math
 import time
 import warnings
 from abc import ABC, abstractmethod
@@ -15,11 +16,12 @@ from sklearn.utils.validation import _check_feature_names, check_is_fitted
 
 from secure_fedclust.algorithms.lloyd import assign
 from secure_fedclust.arrays import Floats, Ints
+from secure_fedclust.engines import Fault
 from secure_fedclust.errors import FederationWarning, ParameterError, PrivacyWarning
 from secure_fedclust.parameters import check_counts
 from secure_fedclust.privacy.accounting import Limit
 from secure_fedclust.privacy.domain import Domain
-from secure_fedclust.privacy.plan import Feasibility, Plan, PlannedRelease
+from secure_fedclust.privacy.plan import Feasibility, Plan, PlannedRelease, fallback
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.protocols import refinement
 from secure_fedclust.protocols.client import Client
@@ -90,6 +92,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         client_column: str | None = None,
         person_column: str | None = None,
         on_progress: Progress | None = None,
+        faults: Sequence[Fault] = (),
     ) -> Self:
         """Cluster the clients' records without pooling them.
 
@@ -108,6 +111,9 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         on_progress : function, optional
             Called with the number of client replies so far and the number expected. Not called
             when `clients` is an engine.
+        faults : sequence of Fault, optional
+            What is to go wrong in a run on records, to see what becomes of it: e.g.
+            ``Fault("Bergen", exchange=2, kind="drop")``.
         """
         self._check_parameters()
         rng = generator(self.random_state)
@@ -132,6 +138,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             client_column=client_column,
             person_column=person_column,
             on_progress=on_progress,
+            faults=faults,
             n_exchanges=self._expected_exchanges(spec),
             experiment=self._unproved() is not None,
         )
@@ -176,8 +183,15 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         if n_records is not None:
             feasibility = self._feasibility(spec, n_clients, n_features, n_records)
         releases = self._releases(spec, domain, n_clients)
+        summed = math.fsum(release.share for release in releases if release.summed)
         return Plan(
-            spec.describe(), limit, releases, n_clients, feasibility, spec.exchanges_per_sum
+            guarantee=spec.describe() + _also_seen(summed < 1 and spec.protection != "none"),
+            limit=limit,
+            releases=releases,
+            n_clients=n_clients,
+            feasibility=feasibility,
+            sum_exchanges=spec.exchanges_per_sum,
+            fallback=fallback(spec, limit, max(0.0, 1 - summed), summed),
         )
 
     def save(self, path: str | Path) -> None:
@@ -226,7 +240,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         result = FedClustResult(
             algorithm=type(self).__name__,
             parameters=_plain_parameters(self),
-            guarantee=run.guarantee(unproved),
+            guarantee=run.guarantee(unproved) + _also_seen(run.costs().get("local", 0.0) > 0),
             centers=clustering.centers,
             history=tuple(session.history),
             seconds=seconds,
@@ -432,7 +446,14 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         if spec.protection == "none":
             return n
         each = spec.exchanges_per_sum
-        return n * each if self._sums_only() else n + each
+        refined = len(self._refinement_releases(1, 1.0))
+        return n * each if self._sums_only() else n + refined * each
+
+
+def _also_seen(each: bool) -> str:
+    return (
+        "; the server also sees each client's answers, with noise enough by itself" if each else ""
+    )
 
 
 def _warn_poor(feasibility: Feasibility) -> None:

@@ -207,9 +207,10 @@ def _run(arguments: argparse.Namespace) -> None:
         print(result.guarantee)
         if result.fallback is not None:
             print(result.fallback)
+            local, sums = result.costs["local"], result.costs["sums"]
             print(
-                f"mu in what the server saw of each client {result.costs['local']:.3g}, in sums "
-                f"{result.costs['sums']:.3g}; squares add up"
+                f"cost (mu, of which squares add up): {local:.3g} in answers of single clients, "
+                f"{sums:.3g} in sums, {math.hypot(local, sums):.3g} in all"
             )
 
 
@@ -230,6 +231,7 @@ def _ledger_init(arguments: argparse.Namespace) -> None:
 
 def _ledger_show(arguments: argparse.Namespace) -> None:
     from secure_fedclust.privacy.ledger import Ledger
+    from secure_fedclust.privacy.spec import adversary
 
     with Ledger.open(arguments.file, read_only=True) as ledger:
         rows, anchor = ledger.rows(), ledger.anchor()
@@ -249,6 +251,7 @@ def _ledger_show(arguments: argparse.Namespace) -> None:
                 "dataset": ledger.dataset,
                 "rows": anchor.rows,
                 "head": anchor.head,
+                "sums": [quorum._asdict() for quorum in sorted(ledger.quorums())],
                 "clients": clients,
             }
             print(
@@ -257,6 +260,11 @@ def _ledger_show(arguments: argparse.Namespace) -> None:
             return
         print(_budget(ledger))
         print(_standing(anchor))
+        for quorum in sorted(ledger.quorums()):
+            print(
+                f"some releases are in sums over {quorum.min_survivors} clients or more, and hold "
+                f"against {adversary(quorum.colluders, quorum.active_server)}"
+            )
         if clients:
             _print_table(list(clients[0]), [list(client.values()) for client in clients])
         if arguments.rows and releases:

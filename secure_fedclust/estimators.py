@@ -125,6 +125,8 @@ class FKM(FederatedClusterer):
         private = self.privacy is not None and self.privacy.is_private
         if private and self.one_shot:
             return 1
+        if not private and self.privacy is not None and self.privacy.protection != "none":
+            return 4 + fkm.N_MICRO_ROUNDS + int(self.n_rounds or 10)
         # Moments and up to five rounds come before the first of two or more.
         return 6 + int(self.n_rounds or 5) if private else 1 + int(self.n_rounds or 10)
 
@@ -207,6 +209,7 @@ class FKM(FederatedClusterer):
             n_features=n_features,
             n_records=n_records,
             noise_terms=terms,
+            whole_clients=spec.unit == "client",
         )
 
 

@@ -1,6 +1,7 @@
 """What a run leaves behind."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,8 +78,10 @@ class OpenedSum:
         Clients whose vectors, and whose noise, are in it. More than the spec's `min_survivors`
         mean more noise than was promised; nothing is refunded for it.
     share : float
-        Of the run's mu squared.
+        Of the run's mu squared; 0 without differential privacy.
     numbers : int
+    noisy : bool
+        Whether there is noise in it.
     """
 
     stage: str
@@ -87,6 +90,18 @@ class OpenedSum:
     survivors: tuple[str, ...]
     share: float
     numbers: int
+    noisy: bool
+
+
+MEANING = {
+    "plain": "as they are",
+    "noisy": "with noise enough for each",
+    "masked": "under masks",
+    "sealed": "encrypted for other clients",
+    "key": "public keys, hashes or signatures",
+    "share": "parts of keys that open a sum",
+}
+"""Forms of what a party saw, in words."""
 
 
 class Sight(NamedTuple):
@@ -107,7 +122,7 @@ class Sight(NamedTuple):
     bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class View:
     """What one party saw of a run.
 
@@ -124,17 +139,18 @@ class View:
     saw: tuple[Sight, ...]
     sums: tuple[OpenedSum, ...]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [
             f"{sight.stage}: {sight.messages} messages of {len(sight.senders)} clients, "
-            f"{sight.form}, {sight.bytes} bytes"
+            f"{sight.bytes} bytes, {MEANING[sight.form]}"
             for sight in self.saw
         ]
-        lines += [
-            f"{opened.stage}: the sum over {len(opened.survivors)} of {opened.n_clients} clients, "
-            f"{opened.numbers} numbers"
+        kinds = Counter(
+            f"{opened.stage}: the {'noisy' if opened.noisy else 'EXACT'} sum over "
+            f"{len(opened.survivors)} of {opened.n_clients} clients, {opened.numbers} numbers"
             for opened in self.sums
-        ]
+        )
+        lines += [f"{line}{f', {times} times' * (times > 1)}" for line, times in kinds.items()]
         return "\n".join([f"seen by the {self.party}:", *lines])
 
 

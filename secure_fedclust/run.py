@@ -2,24 +2,25 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from secure_fedclust.engines import Engine, InProcessEngine
+from secure_fedclust.engines import Engine, Fault, InProcessEngine
 from secure_fedclust.errors import ParameterError, PrivacyWarning
 from secure_fedclust.parameters import check_choice
 from secure_fedclust.privacy.accounting import epsilon_of
 from secure_fedclust.privacy.ledger import Ledger
 from secure_fedclust.privacy.mechanism import SamplerName
+from secure_fedclust.privacy.plan import fallback
 from secure_fedclust.privacy.release import ExactSums, Releases
-from secure_fedclust.privacy.spec import PrivacySpec
+from secure_fedclust.privacy.spec import PrivacySpec, adversary
 from secure_fedclust.protocols.client import Client, PrivateClient
 from secure_fedclust.protocols.session import Session
-from secure_fedclust.protocols.sums import client_ends, server_end, with_quorum
+from secure_fedclust.protocols.sums import client_ends, identities_for, server_end, with_quorum
 from secure_fedclust.records import Clients, check_clients
 
 Progress = Callable[[int, int], None]
@@ -80,7 +81,17 @@ class Run:
             f"{sentence}; for this run, and for all runs on the ledger together "
             f"(epsilon={epsilon:.4g}, delta={limit.delta:g})"
             + ("" if persons is None else f", if none uses more than {persons} records of a person")
+            + self._weakest()
         )
+
+    def _weakest(self) -> str:
+        """What the releases of all runs on the ledger together hold against, where that is less."""
+        found = self.ledger.quorums() if self.ledger is not None else ()
+        if not found:
+            return ""
+        colluders = min(quorum.colluders for quorum in found)
+        active = all(quorum.active_server for quorum in found)
+        return f"; all of them together only against {adversary(colluders, active)}"
 
     def spent(self) -> dict[str, float]:
         """Epsilon that the run has cost each client, at the spec's delta: information, no claim.
@@ -114,20 +125,12 @@ class Run:
 
     def fallback(self) -> str | None:
         """What is left if the noise of no other honest client is in the sums."""
-        spec, costs = self.session.spec, self.costs()
-        if not costs:
+        session = self.session
+        if not self.costs():
             return None
-        limit, honest = self.session.limit, spec.honest_survivors
-        alone = math.hypot(costs["local"], math.sqrt(honest) * costs["sums"])
-        epsilon = limit.group_epsilon(alone / limit.mu * (spec.records_per_person or 1))
-        # One client's noise is smaller, and departs more from the Gaussian it stands for.
-        epsilon += 2 * (honest - 1) * limit.slack
-        left = f"about (epsilon={epsilon:.3g}, delta={limit.delta:g})"
-        return (
-            f"assumed: in every sum there is the noise of {honest} or more clients that are not on "
-            "the server's side; if a client's own noise were the only one, there would be left "
-            + (left if math.isfinite(epsilon) else "nothing worth the name")
-        )
+        sums = max(session.sum_shares.values())
+        local = max(session.shares[c] - session.sum_shares[c] for c in session.clients)
+        return fallback(session.spec, session.limit, max(local, 0.0), sums)
 
 
 def open_run(
@@ -141,6 +144,7 @@ def open_run(
     client_column: str | None = None,
     person_column: str | None = None,
     on_progress: Progress | None = None,
+    faults: Sequence[Fault] = (),
     n_exchanges: int = 1,
     experiment: bool = False,
 ) -> Run:
@@ -158,6 +162,8 @@ def open_run(
     sampler : {"secure", "fast"}
     client_column, person_column : str, optional
     on_progress : function, optional
+    faults : sequence of Fault
+        What is to go wrong, in a run on records.
     n_exchanges : int
         How many exchanges to expect, for the progress.
     experiment : bool
@@ -165,7 +171,14 @@ def open_run(
     """
     check_choice("sampler", sampler, ("secure", "fast"))
     check_available(spec)
+    if ledger is not None and not spec.is_private:
+        raise ParameterError(
+            "a run without differential privacy is not charged to a ledger, which would look as if "
+            "nothing else had been seen of the data: leave the ledger out"
+        )
     if isinstance(clients, Engine):
+        if faults:
+            raise ParameterError("faults are for runs on records, not for an engine")
         session = Session(clients, spec, spec.n_features, server_end(spec))
         return Run(session, Clients({}), sampler=sampler)
     records = check_clients(clients, client_column, person_column, allow_none=spec.is_private)
@@ -180,7 +193,8 @@ def open_run(
     if spec.is_private:
         _check_names(records)
     spec = with_quorum(spec, len(records))
-    summands = client_ends(spec, list(records))
+    identities = identities_for(spec, list(records))
+    summands = client_ends(spec, list(records), identities)
     children = rng.spawn(len(records))
     members: dict[str, Client] = {}
     book = _open_ledger(ledger, spec) if spec.is_private else None
@@ -205,10 +219,13 @@ def open_run(
         if on_progress is not None:
             on_progress(done, len(records) * n_exchanges)
 
-    engine = InProcessEngine({name: c.handle for name, c in members.items()}, on_reply=count)
+    if unknown := {fault.client for fault in faults} - set(members):
+        raise ParameterError(f"faults: there is no client {sorted(unknown)[0]!r}")
+    handlers = {name: client.handle for name, client in members.items()}
+    engine = InProcessEngine(handlers, faults=faults, on_reply=count)
     clipped = {n: c.share_clipped for n, c in members.items() if isinstance(c, PrivateClient)}
     _warn_clipped(clipped)
-    session = Session(engine, spec, records.n_features, server_end(spec))
+    session = Session(engine, spec, records.n_features, server_end(spec, identities))
     return Run(session, records, book, sampler, ledger is None, clipped, left_out)
 
 

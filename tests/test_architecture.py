@@ -20,7 +20,8 @@ ALLOWED = {
     "protocols": LEAVES | {"algorithms", "privacy", "engines", "result"},
     "run": LEAVES | {"privacy", "protocols", "engines", "records"},
     "released": LEAVES | {"algorithms", "privacy", "protocols", "records", "result", "run"},
-    "base": LEAVES | {"algorithms", "privacy", "protocols", "records", "result", "released", "run"},
+    "base": LEAVES
+    | {"algorithms", "privacy", "protocols", "engines", "records", "result", "released", "run"},
     "estimators": LEAVES | {"privacy", "protocols", "result", "base"},
 }
 

@@ -68,6 +68,18 @@ _LAYOUT = Layout(
 )
 
 
+IN_A_SUM = " in a sum"
+"""Ends the message of a release whose noise is shared: its inputs say with how many clients."""
+
+
+class Quorum(NamedTuple):
+    """What releases in sums assume."""
+
+    min_survivors: int
+    colluders: int
+    active_server: bool
+
+
 class Anchor(NamedTuple):
     """How many rows a ledger had and the hash of the last: it cannot go back behind that."""
 
@@ -314,6 +326,18 @@ class Ledger:
         query = "SELECT client FROM releases GROUP BY client ORDER BY min(number)"
         with self._store.reading() as connection:
             return [client for (client,) in connection.execute(query)]
+
+    def quorums(self) -> set[Quorum]:
+        """What the releases in sums assume, over all runs and clients; none where all are local."""
+        query = "SELECT DISTINCT inputs FROM releases WHERE message LIKE ?"
+        with self._store.reading() as connection:
+            found = [json.loads(text) for (text,) in connection.execute(query, (f"%{IN_A_SUM}",))]
+        return {
+            Quorum(
+                int(inputs["min_survivors"]), int(inputs["colluders"]), inputs["active_server"] > 0
+            )
+            for inputs in found
+        }
 
     def totals(self, client: str, run: str | None = None) -> Totals:
         """What a client has spent, over all runs or in one."""

@@ -61,6 +61,9 @@ from secure_fedclust.privacy.secure_sum import (
 SMALLEST_COHORT = 3
 """Of two clients, each could subtract its own vector from the sum and see the other's."""
 
+MOST_NAMES = 10
+"""Clients that an error names."""
+
 LARGEST_COHORT = 1 << 12
 """Everybody shares with everybody: beyond a few thousand that is too much to send."""
 
@@ -159,26 +162,27 @@ class Rules:
         The privacy spec, in bytes: it goes into the derivation of keys.
     active_server : bool
         Whether clients sign, and check what the server shows to others.
+    least_honest : int
+        Vectors of honest clients that a sum must have: two where there is no noise in them.
     """
 
     min_survivors: int
     colluders: int
     agreement: bytes = b""
     active_server: bool = False
+    least_honest: int = 1
 
     def check(self, n_clients: int) -> None:
         """Refuse a cohort that is too small, or too large to keep apart two sets of survivors."""
         n, threshold, colluders = n_clients, self.min_survivors, self.colluders
-        if not SMALLEST_COHORT <= n <= LARGEST_COHORT:
-            raise ParameterError(
-                f"a cohort of {n} clients: masking needs {SMALLEST_COHORT} to {LARGEST_COHORT}"
-            )
+        check_cohort(n)
         if threshold > n:
             raise ParameterError(f"min_survivors={threshold} of {n} clients: give at most {n}")
-        if threshold <= max(colluders, 1):
+        least = max(colluders + self.least_honest, 2)
+        if threshold < least:
             raise ParameterError(
-                f"min_survivors={threshold}: give more than colluders={colluders}, and at least 2, "
-                "or a sum would be one client's vector"
+                f"min_survivors={threshold} with {colluders} colluders: one client's vector could "
+                f"be seen; give at least {least}"
             )
         if self.active_server and 2 * threshold <= n + colluders:
             raise ParameterError(
@@ -186,6 +190,15 @@ class Rules:
                 "that does not keep to the protocol could open two sums of one round; give at "
                 f"least {(n + colluders) // 2 + 1}"
             )
+
+
+def check_cohort(n_clients: int) -> None:
+    """Refuse a number of clients that cannot be masked."""
+    if not SMALLEST_COHORT <= n_clients <= LARGEST_COHORT:
+        raise ParameterError(
+            f"a cohort of {n_clients} clients: masking needs {SMALLEST_COHORT} to "
+            f"{LARGEST_COHORT}; without it (protection='none') there may be any number"
+        )
 
 
 @dataclass
@@ -433,10 +446,14 @@ class Masking(SecureSum):
     ----------
     rules : Rules
         To know beforehand what clients would refuse; they keep to their own.
+    registered : set of bytes
+        Public keys of all clients' identities, where clients sign. A client with another would
+        stop the others, and is left out.
     """
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, registered: frozenset[bytes] = frozenset()) -> None:
         self.rules = rules
+        self._registered = registered
 
     def total(self, ask: Ask, clients: Sequence[str], question: Question) -> Total:
         """See `SecureSum`."""
@@ -445,7 +462,7 @@ class Masking(SecureSum):
         round_ = {"number": question.number}
 
         advertised = self._advertised(ask, clients, question)
-        cohort = self._enough(list(advertised), "have sent keys that others can go on with")
+        cohort = self._enough(list(advertised), clients, "have sent keys that others can use")
         place = {client: i for i, client in enumerate(cohort)}
         roster = self._roster(list(advertised.values()))
         sealed = ask(
@@ -454,7 +471,7 @@ class Masking(SecureSum):
             {"n": len(cohort), "sealed": SEALED_BYTES},
         )
 
-        members = self._enough([c for c in cohort if c in sealed], "have sent shares")
+        members = self._enough([c for c in cohort if c in sealed], cohort, "have sent shares")
         places = _ints(place[c] for c in members)
         requests = {
             client: round_
@@ -464,7 +481,7 @@ class Masking(SecureSum):
         }
         masked = ask(MASK, requests, {"length": question.length})
 
-        survivors = self._enough([c for c in members if c in masked], "have sent a vector")
+        survivors = self._enough([c for c in members if c in masked], members, "have sent a vector")
         dropped = [c for c in members if c not in masked]
         lists = {
             "survivors": _ints(place[c] for c in survivors),
@@ -477,8 +494,10 @@ class Masking(SecureSum):
             {"shares": len(members), "share": KEY_BYTES},
         )
 
-        holders = self._enough([c for c in ready if c in opened], "have opened the sum")
-        found = self._join(members, holders, place, opened)
+        holders = self._enough(
+            [c for c in ready if c in opened], ready, "have sent shares that open it"
+        )
+        found = self._join(members, holders, place, opened, advertised, dropped)
         seen = cohort_digest(
             question.run, question.number, self.rules, roster["keys"], roster["identities"]
         )
@@ -509,17 +528,29 @@ class Masking(SecureSum):
         }
         request = {"number": question.number}
         replies = ask(ADVERTISE, dict.fromkeys(clients, request), sizes)
-        parts = {client: _parts(reply) for client, reply in replies.items()}
-        times = Counter(part for each in parts.values() for part in each)
         agreed = digest(self.rules.agreement)
-        return {
-            client: reply
+        # Signatures first: who copies another's identity must not throw that client out.
+        parts = {
+            client: _parts(reply)
             for client, reply in replies.items()
-            if all(times[part] == 1 for part in parts[client])
-            and reply["agreement"].tobytes() == agreed
-            and all(is_usable(key) for key in parts[client][:2])
-            and (not signed or _is_own(reply, question))
+            if reply["agreement"].tobytes() == agreed
+            and (not signed or self._is_signed(reply, question))
         }
+        times = Counter(part for each in parts.values() for part in each)
+        return {
+            client: replies[client]
+            for client, each in parts.items()
+            if all(times[part] == 1 for part in each) and all(map(is_usable, each[:2]))
+        }
+
+    def _is_signed(self, advertised: Values, question: Question) -> bool:
+        keys, identity, signature = (
+            advertised[name].tobytes() for name in ("keys", "identity", "signature")
+        )
+        known = not self._registered or identity in self._registered
+        return known and is_signed(
+            identity, signature, _advertised(question.run, question.number, keys)
+        )
 
     def _roster(self, replies: list[Values]) -> Values:
         """What everybody is shown of the cohort; signatures only where clients check them."""
@@ -538,7 +569,9 @@ class Masking(SecureSum):
             return survivors, {"signers": _ints(()), "signatures": _stack([], SIGNATURE_BYTES)}
         request = {name: lists[name] for name in ("number", "survivors")}
         replies = ask(CONFIRM, dict.fromkeys(survivors, request), {"signature": SIGNATURE_BYTES})
-        signers = self._enough([c for c in survivors if c in replies], "have confirmed")
+        signers = self._enough(
+            [c for c in survivors if c in replies], survivors, "have confirmed who is left"
+        )
         return signers, {
             "signers": _ints(place[client] for client in signers),
             "signatures": _stack([replies[c]["signature"] for c in signers], SIGNATURE_BYTES),
@@ -550,20 +583,47 @@ class Masking(SecureSum):
         holders: list[str],
         place: Mapping[str, int],
         opened: Mapping[str, Values],
-    ) -> dict[str, bytes | None]:
-        some = holders[: self.rules.min_survivors]
-        weights = shamir.weights([place[client] + 1 for client in some])
-        found = shamir.join(weights, np.stack([opened[client]["shares"] for client in some]))
-        return dict(zip(members, found, strict=True))
+        advertised: Mapping[str, Values],
+        dropped: list[str],
+    ) -> dict[str, bytes]:
+        """The secrets that are opened, one of each member, which must fit what it has sent before.
 
-    def _enough(self, clients: list[str], have_done: str) -> list[str]:
+        One holder of wrong shares is found by leaving out one after the other, where enough are
+        left without it.
+        """
+        wrong = ""
+        for left_out in (None, *holders):
+            some = [c for c in holders if c != left_out][: self.rules.min_survivors]
+            if len(some) < self.rules.min_survivors:
+                break
+            weights = shamir.weights([place[client] + 1 for client in some])
+            found = shamir.join(weights, np.stack([opened[client]["shares"] for client in some]))
+            misfits = [
+                client
+                for client, secret in zip(members, found, strict=True)
+                if not _fits(secret, advertised[client], client in dropped)
+            ]
+            if not misfits:
+                return {c: s for c, s in zip(members, found, strict=True) if s is not None}
+            wrong = wrong or misfits[0]
+        raise AggregationAborted(
+            f"the shares of the keys of {wrong} do not fit what it has sent before: it, or clients "
+            "that hold them, did not follow the protocol. No sum was opened, and what was charged "
+            "for it stays charged"
+        )
+
+    def _enough(self, there: list[str], asked: Sequence[str], have_done: str) -> list[str]:
+        """Who is there, of those that were asked, or an error if these are too few."""
         least = self.rules.min_survivors
-        if len(clients) < least:
+        if len(there) < least:
+            missing = [client for client in asked if client not in there]
+            names = ", ".join(missing[:MOST_NAMES]) + (", ..." if missing[MOST_NAMES:] else "")
             raise AggregationAborted(
-                f"{len(clients)} clients {have_done}, of at least {least} that min_survivors asks "
-                "for: the round is given up, and what it was charged stays charged"
+                f"{len(there)} clients {have_done}, of at least {least} (min_survivors); missing: "
+                f"{names}. No sum was opened, and what was charged for it stays charged: run again "
+                "when they are back, or with a lower min_survivors, which means more noise"
             )
-        return clients
+        return there
 
 
 def cohort_digest(run: str, number: int, rules: Rules, keys: Bytes, identities: Bytes) -> bytes:
@@ -606,7 +666,7 @@ def _check_size(question: Question) -> None:
 
 
 def _left_over(
-    found: Mapping[str, bytes | None],
+    found: Mapping[str, bytes],
     survivors: list[str],
     dropped: list[str],
     advertised: Mapping[str, Values],
@@ -615,43 +675,25 @@ def _left_over(
 ) -> Iterator[tuple[bytes, int]]:
     """Keys of the masks that do not cancel: survivors' own, and theirs with those that dropped."""
     for client in survivors:
-        seed = _checked_seed(client, found[client], advertised[client])
-        yield own_key(seed, context), -1
+        yield own_key(found[client], context), -1
     for client in dropped:
-        key = _checked_key(client, found[client], advertised[client])
+        key = X25519PrivateKey.from_private_bytes(found[client])
         for other in survivors:
             pair, theirs = (place[client], place[other]), _mask_key(advertised[other])
             yield pair_key(key, theirs, b"mask", context, pair), _sign(*pair)
 
 
-def _checked_seed(client: str, secret: bytes | None, advertised: Values) -> bytes:
-    if secret is None or digest(secret) != advertised["commitment"].tobytes():
-        raise _wrong_shares(client)
-    return secret
-
-
-def _checked_key(client: str, secret: bytes | None, advertised: Values) -> X25519PrivateKey:
-    if secret is not None:
-        key = X25519PrivateKey.from_private_bytes(secret)
-        if public_key(key) == _mask_key(advertised):
-            return key
-    raise _wrong_shares(client)
-
-
-def _wrong_shares(client: str) -> AggregationAborted:
-    return AggregationAborted(
-        f"the shares of the keys of {client} do not fit what it has sent before: it, or a client "
-        "that holds them, did not follow the protocol"
-    )
+def _fits(secret: bytes | None, advertised: Values, is_key: bool) -> bool:
+    """Whether an opened secret is the seed, or the mask key, that fits what was advertised."""
+    if secret is None:
+        return False
+    if is_key:
+        return public_key(X25519PrivateKey.from_private_bytes(secret)) == _mask_key(advertised)
+    return digest(secret) == bytes(advertised["commitment"].tobytes())
 
 
 def _mask_key(advertised: Values) -> bytes:
     return bytes(advertised["keys"][KEY_BYTES:].tobytes())
-
-
-def _is_own(advertised: Values, question: Question) -> bool:
-    text = _advertised(question.run, question.number, advertised["keys"].tobytes())
-    return is_signed(advertised["identity"].tobytes(), advertised["signature"].tobytes(), text)
 
 
 def _parts(advertised: Values) -> list[bytes]:

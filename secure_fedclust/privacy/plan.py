@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from secure_fedclust.privacy.accounting import Limit, epsilon_of
+from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.privacy.terms import MAX_EPSILON
 
 _DRAWS_PER_SECOND = 50_000
 _REPLY_OVERHEAD = 270
-_SUM_OVERHEAD = 640
+_SUM_OVERHEAD = 690
+_UNSIGNED_EXCHANGES, _SIGNED_BYTES = 4, 230
 _PAIR_BYTES = 208
 """What clients send each other through the server for one sum, for each other client."""
 
@@ -60,9 +62,12 @@ class Feasibility:
         Below `poor` centres are mostly noise; from `good` on they are close to those without
         privacy.
     records : int
-        Records a client that would give a good signal, all else equal.
+        Records a client that would give a good signal, all else equal; or clients, if they are
+        what counts.
     epsilon : float or None
         Epsilon that would; None where no reasonable one does.
+    counted : str
+        What `records` counts.
     """
 
     signal: float
@@ -70,17 +75,25 @@ class Feasibility:
     good: float
     records: int
     epsilon: float | None
+    counted: str = "records a client"
 
     @classmethod
     def of(
-        cls, signal: float, n_records: int, limit: Limit, *, poor: float, good: float
+        cls,
+        signal: float,
+        n_records: int,
+        limit: Limit,
+        *,
+        poor: float,
+        good: float,
+        counted: str = "records a client",
     ) -> "Feasibility":
         """Work out what would do, for a signal that grows with records and with mu."""
         short = good / signal
         # A little more, because part of a budget is set aside for what the noise is not exact in.
         epsilon = _rounded_up(1.001 * epsilon_of(limit.delta, limit.mu * short))
         within = epsilon if epsilon <= MAX_EPSILON else None
-        return cls(signal, poor, good, math.ceil(n_records * short), within)
+        return cls(signal, poor, good, math.ceil(n_records * short), within, counted)
 
     @property
     def verdict(self) -> str:
@@ -98,7 +111,7 @@ class Feasibility:
         if self.verdict == "good":
             return text
         epsilon = "" if self.epsilon is None else f", or epsilon {self.epsilon:g},"
-        return f"{text}; {self.records} records a client{epsilon} would do"
+        return f"{text}; {self.records} {self.counted}{epsilon} would do"
 
 
 @dataclass(frozen=True)
@@ -115,6 +128,8 @@ class Plan:
         None where nobody said how many records clients hold.
     sum_exchanges : int
         How often a client is asked for one sum.
+    fallback : str or None
+        What is left of the guarantee if fewer clients are honest than it assumes.
     """
 
     guarantee: str
@@ -123,6 +138,7 @@ class Plan:
     n_clients: int
     feasibility: Feasibility | None
     sum_exchanges: int = 4
+    fallback: str | None = None
 
     @property
     def exchanges(self) -> int:
@@ -143,7 +159,8 @@ class Plan:
         sent = sum(_replies(r) * (r.coordinates + r.others) for r in self.releases)
         sums = sum(_replies(r) for r in self.releases if r.summed)
         local = sum(_replies(r) for r in self.releases) - sums
-        shared = sums * (_SUM_OVERHEAD + _PAIR_BYTES * self.n_clients)
+        signed = _SIGNED_BYTES if self.sum_exchanges > _UNSIGNED_EXCHANGES else 0
+        shared = sums * (_SUM_OVERHEAD + signed + _PAIR_BYTES * self.n_clients)
         return (8 * sent + _REPLY_OVERHEAD * local + shared) / 1000
 
     def rows(self) -> list[dict[str, Any]]:
@@ -169,6 +186,7 @@ class Plan:
             f"{self.kilobytes_up:.3g} KB from each of {self.n_clients} clients, about "
             f"{seconds:.1g} s of secure sampling in all",
             "feasibility: " + str(self.feasibility or "unknown; say how many records there are"),
+            *([] if self.fallback is None else [self.fallback]),
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -178,6 +196,7 @@ class Plan:
             feasibility = {**vars(self.feasibility), "verdict": self.feasibility.verdict}
         return {
             "guarantee": self.guarantee,
+            "fallback": self.fallback,
             "mu": self.limit.mu,
             "clients": self.n_clients,
             "releases": self.rows(),
@@ -196,6 +215,30 @@ class Plan:
             for line in cells
         ]
         return "\n".join([self.guarantee, *table, *self.notes()])
+
+
+def fallback(spec: PrivacySpec, limit: Limit, local: float, sums: float) -> str | None:
+    """What is left if the noise of no other honest client is in the sums.
+
+    Parameters
+    ----------
+    spec : PrivacySpec
+    limit : Limit
+    local, sums : float
+        Shares of mu squared in what the server sees of each client, and in sums.
+    """
+    if spec.protection == "none":
+        return None
+    honest = spec.honest_survivors
+    alone = math.sqrt(local + honest * sums) * (spec.records_per_person or 1)
+    # One client's noise is smaller, and departs more from the Gaussian it stands for.
+    epsilon = limit.group_epsilon(alone) + 2 * (honest - 1) * limit.slack
+    left = f"about (epsilon={epsilon:.3g}, delta={limit.delta:g})"
+    return (
+        f"assumed: in every sum there is the noise of {honest} or more clients that are not on the "
+        "server's side; if a client's own noise were the only one, there would be left of this "
+        "run's guarantee " + (left if math.isfinite(epsilon) else "nothing worth the name")
+    )
 
 
 def _rounded_up(value: float) -> float:

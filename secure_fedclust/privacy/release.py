@@ -8,7 +8,7 @@ from secure_fedclust.arrays import Floats
 from secure_fedclust.errors import BudgetExceeded, LedgerError, ParameterError, ProtocolError
 from secure_fedclust.privacy.accounting import Limit, epsilon_of
 from secure_fedclust.privacy.grid import SumGrid
-from secure_fedclust.privacy.ledger import Anchor, Charge, Ledger
+from secure_fedclust.privacy.ledger import IN_A_SUM, Anchor, Charge, Ledger
 from secure_fedclust.privacy.mechanism import (
     MIN_CLIENT_NOISE,
     Bounded,
@@ -131,8 +131,11 @@ class Releases:
         quorum = {
             "min_survivors": float(self.spec.min_survivors or 0),
             "colluders": float(self.spec.colluders),
+            "active_server": float(self.spec.active_server),
         }
-        self._charge(exact, sigma, slack, quorum, run=run, step=step, message=f"{message} in a sum")
+        self._charge(
+            exact, sigma, slack, quorum, run=run, step=step, message=f"{message}{IN_A_SUM}"
+        )
         return noise(exact, grid.client_sigma, sampler_named(self.sampler))
 
     def _charge(

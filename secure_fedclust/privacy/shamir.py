@@ -72,7 +72,7 @@ def _product(left: Floats, right: Floats) -> Floats:
     return np.concatenate(pieces)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=2)
 def _powers(n: int, threshold: int) -> Floats:
     powers: Ints = np.ones((n, threshold), dtype=np.int64)
     points = np.arange(1, n + 1)

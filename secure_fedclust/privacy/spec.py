@@ -61,8 +61,8 @@ class PrivacySpec:
         Clients that may share what they know with the server, where noise is shared.
     min_survivors : int, optional
         Clients whose vectors must be in a sum before it is opened, where noise is shared: fewer
-        mean more noise and more tolerance for clients that drop out. Two thirds of the clients if
-        not given, in a run on their records.
+        mean more noise and more tolerance for clients that drop out. If not given, in a run on
+        their records: two thirds of the clients, and at least two more than `colluders`.
     active_server : bool
         With masking: whether the promise holds for a server that does not keep to the protocol,
         too. Clients then sign, and check what others were shown.
@@ -122,22 +122,35 @@ that holds the records; if you know neither, private_ranges() buys them
         return f"PrivacySpec({given})"
 
     @classmethod
-    def none(cls, *, reason: str, protection: Protection = "none", **sums: Any) -> Self:
+    def none(
+        cls,
+        *,
+        reason: str,
+        protection: Protection = "none",
+        colluders: int = 1,
+        min_survivors: int | None = None,
+        active_server: bool = False,
+    ) -> Self:
         """No differential privacy, for the reason given, which every result repeats.
 
         Parameters
         ----------
         reason : str
-        protection : {"none", "masking", "ckks"}
-        **sums
-            With a protection: `colluders`, `min_survivors`, `active_server`.
+        protection, colluders, min_survivors, active_server
+            As in `PrivacySpec`.
         """
         if not isinstance(reason, str) or not reason.strip():
             raise ParameterError(
                 "running without differential privacy needs a reason: "
                 "PrivacySpec.none(reason='simulation on public data')"
             )
-        return cls(reason=reason, protection=protection, **sums)
+        return cls(
+            reason=reason,
+            protection=protection,
+            colluders=colluders,
+            min_survivors=min_survivors,
+            active_server=active_server,
+        )
 
     @property
     def is_private(self) -> bool:
@@ -184,11 +197,9 @@ that holds the records; if you know neither, private_ranges() buys them
     def describe(self) -> str:
         """Say the guarantee in one sentence."""
         if not self.is_private:
-            how = {
-                "none": "messages leave the clients unprotected",
-                "masking": "sums over clients are exact, though nothing but these sums is seen",
-                "ckks": "sums over clients are exact, though nothing but these sums is seen",
-            }[self.protection]
+            how = "messages leave the clients unprotected"
+            if self.protection != "none":
+                how = f"sums over clients are exact; nothing else is seen by {self.adversary()}"
             return f"NO DP CLAIM: {how} ({self.reason})"
         epsilon = self.epsilon
         if self.records_per_person is not None:
@@ -207,17 +218,19 @@ that holds the records; if you know neither, private_ranges() buys them
             }[self.unit, self.adjacency]
         who = "everybody who sees what clients send, the server included"
         if self.protection != "none":
-            server = "whatever it does" if self.active_server else "which keeps to the protocol"
-            others = {0: "with no client on its side", 1: "with up to one client on its side"}.get(
-                self.colluders, f"with up to {self.colluders} clients on its side"
-            )
-            who = f"the server, {server}, {others}"
-            if self.min_survivors is not None:
-                who += f", in sums over {self.min_survivors} clients or more"
+            who = self.adversary()
         return (
             f"(epsilon={epsilon:g}, delta={self.delta:g})-differential privacy for each "
             f"{what}, against {who}: {change} makes nothing they can see more than "
             f"e^{epsilon:g} times as likely, but for a probability of {self.delta:g}"
+        )
+
+    def adversary(self) -> str:
+        """Against whom a protection of sums holds, and what that assumes."""
+        return adversary(self.colluders, self.active_server) + (
+            ""
+            if self.min_survivors is None
+            else f", if every sum is over {self.min_survivors} clients or more"
         )
 
     def person_epsilon(self) -> float:
@@ -247,7 +260,7 @@ that holds the records; if you know neither, private_ranges() buys them
         """
         if isinstance(model, type):
             raise ParameterError(f"model is the class {model.__name__}: give one, with its numbers")
-        records = self.public_size if n_records is None else n_records
+        records = self.counted_size if n_records is None or self.unit == "client" else n_records
         return model.plan(self, n_clients=n_clients, n_features=n_features, n_records=records)
 
     def to_dict(self) -> dict[str, Any]:
@@ -324,6 +337,10 @@ that holds the records; if you know neither, private_ranges() buys them
             yield f"active_server={self.active_server!r}: give True or False"
         elif self.active_server and self.protection != "masking":
             yield "active_server=True goes with protection='masking' only"
+        if self.protection == "none":
+            for name, default in (("colluders", 1), ("min_survivors", None)):
+                if getattr(self, name) != default:
+                    yield f"{name} goes with a protection of sums only: leave it out"
         survivors = self.min_survivors
         counts = _is_count(survivors, 1) and _is_count(self.colluders, 0)
         if survivors is not None and counts and survivors <= self.colluders:
@@ -342,6 +359,8 @@ that holds the records; if you know neither, private_ranges() buys them
             yield f"reason={self.reason!r}: say in words why there is no differential privacy"
         elif not self.reason.isprintable():
             yield "the reason must be one line of printable text"
+        if self.unit == "client":
+            yield "unit='client' goes with an epsilon only: without, nothing is bounded"
         for name in ("epsilon", "delta", "ranges", "bound", "center", "records_per_person"):
             if getattr(self, name) is not None:
                 yield f"{name} is given, and so is a reason to have no differential privacy"
@@ -386,6 +405,15 @@ that holds the records; if you know neither, private_ranges() buys them
                 _is_number(value, -_LARGEST_VALUE) for value in self.center
             ):
                 yield f"center={self.center!r}: give a finite number for each feature"
+
+
+def adversary(colluders: int, active_server: bool) -> str:
+    """The server and those on its side, in words."""
+    server = "which keeps to the protocol"
+    if active_server:
+        server = "whatever it does (clients knowing each other's signing keys from elsewhere)"
+    side = {0: "no client", 1: "up to one client"}.get(colluders, f"up to {colluders} clients")
+    return f"the server, {server}, with {side} on its side"
 
 
 def _problems_of_ranges(ranges: Any) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The client's end of a protocol."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -211,13 +212,16 @@ class PrivateClient(Client):
         request, _ = stage.request.decode(
             data, run=envelope.run, step=envelope.step, bounds=self._summand.bounds
         )
-        return stage, self._summand.answer(stage, envelope.run, request, self._contribute)
+        contribute = partial(self._contribute, run=envelope.run, number=request["number"])
+        return stage, self._summand.answer(stage, envelope.run, request, contribute)
 
-    def _contribute(self, question: bytes, n_clients: int) -> tuple[Ints, Values]:
-        """What this client adds to the sum that a question asks for."""
+    def _contribute(
+        self, question: bytes, n_clients: int, *, run: str, number: int
+    ) -> tuple[Ints, Values]:
+        """What this client adds to the sum that a question asks for in a round."""
         envelope = read_envelope(question)
-        if self._run not in (None, envelope.run):
-            raise ProtocolError("the question belongs to another run than the last one")
+        if (envelope.run, envelope.step) != (run, number):
+            raise ProtocolError("the question belongs to another run or round")
         stage, request, method = self._read(envelope, question)
         if not stage.additive:
             raise ProtocolError(f"{stage.name} is not a question that can be asked for a sum")

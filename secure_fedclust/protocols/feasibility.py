@@ -27,10 +27,16 @@ def pooled_feasibility(
     n_features: int,
     n_records: int,
     noise_terms: float,
+    whole_clients: bool = False,
 ) -> Feasibility:
-    """For systems that add up what clients send, with the noise of so many releases."""
+    """For systems that add up what clients send, with the noise of so many releases.
+
+    Where whole clients are protected each counts for one record, and more clients are what helps.
+    """
     mu = limit.mu / math.sqrt(noise_terms)
     signal = n_clients * n_records * mu / (n_clusters * math.sqrt(n_features))
+    if whole_clients:
+        return Feasibility.of(signal, n_clients, limit, poor=POOR, good=GOOD, counted="clients")
     return Feasibility.of(signal, n_records, limit, poor=POOR, good=GOOD)
 
 

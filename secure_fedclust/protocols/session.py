@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -34,6 +34,17 @@ Replies = dict[str, Values]
 MAX_FEATURES = 1 << 20
 
 _GRID_ROUNDING = 1e-3
+
+
+class Region(Protocol):
+    """A region that clients did not know beforehand."""
+
+    @property
+    def domain(self) -> Domain:
+        """The region that clients bring their records into."""
+
+    def within(self, asked: Stage, request: Values) -> tuple[Stage, Values]:
+        """A question about records in this region, instead of one in a region that all know."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +96,8 @@ class Session:
         """The part of it that went into sums whose noise is shared."""
         self.sums: list[OpenedSum] = []
         """The sums that were opened."""
-        self.region: Domain | None = None
-        """The region, where the spec does not state one."""
+        self.region: Region | None = None
+        """The region, where the spec does not state one; every question then names it."""
         self.run = secrets.token_hex(8)
         self._engine = engine
         self._secure_sum = secure_sum
@@ -100,7 +111,7 @@ class Session:
     def domain(self) -> Domain:
         """The region that clients bring their records into."""
         if self.region is not None:
-            return self.region
+            return self.region.domain
         n_features = self.n_features or self.spec.n_features
         if n_features is None:
             raise ParameterError(
@@ -271,6 +282,8 @@ class Session:
         request: Values,
     ) -> tuple[Noisy, int]:
         number = len(self.history)
+        if self.region is not None:
+            stage, request = self.region.within(stage, request)
         shapes = {
             name: tuple(sizes[dimension] for dimension in dimensions)
             for name, dimensions in stage.noisy_fields.items()
@@ -301,7 +314,15 @@ class Session:
         }
         sigma = grid.client_sigma * math.sqrt(len(total.survivors))
         self.sums.append(
-            OpenedSum(stage.name, number, total.n_clients, total.survivors, share, len(total.steps))
+            OpenedSum(
+                stage.name,
+                number,
+                total.n_clients,
+                total.survivors,
+                share if limit else 0.0,
+                len(total.steps),
+                noisy=limit is not None,
+            )
         )
         return Noisy(fields, grid.exponent, sigma), len(total.survivors)
 

@@ -3,7 +3,8 @@
 Nothing but sums over clients is seen, but they are exact, and an exact sum can give a record away.
 Where the records lie is not known beforehand: each client says which power of two holds them, in a
 sum that only counts how many clients have said so, and the largest is taken for all; then the same
-about the mean of all records, which may be far from the origin.
+about the mean of all records, which may be far from the origin. Every later question says which
+region it is about: clients that were told different ones have masks that do not cancel.
 """
 
 import math
@@ -13,17 +14,17 @@ from typing import Any
 import numpy as np
 
 from secure_fedclust.arrays import Floats
-from secure_fedclust.errors import DataError, ParameterError
-from secure_fedclust.messages import Array, Integer, Real, stage, steps
+from secure_fedclust.errors import ParameterError
+from secure_fedclust.messages import Array, Integer, Real, Stage, Values, stage, steps
 from secure_fedclust.privacy import sensitivity as formulas
 from secure_fedclust.privacy.domain import Domain
 from secure_fedclust.privacy.mechanism import Bounded, Noisy
-from secure_fedclust.privacy.queries import Query
+from secure_fedclust.privacy.queries import CellSums, Moments, Query
 from secure_fedclust.privacy.sensitivity import Sensitivity
 from secure_fedclust.privacy.terms import Adjacency
-from secure_fedclust.protocols.cells import CELLS, answer_cells
-from secure_fedclust.protocols.client import answers
-from secure_fedclust.protocols.seeding import MOMENTS, SeedingClient, ask_moments
+from secure_fedclust.protocols.cells import CELLS
+from secure_fedclust.protocols.client import PrivateClient, answers
+from secure_fedclust.protocols.seeding import MOMENTS, ask_moments
 from secure_fedclust.protocols.session import Session
 
 LARGEST_POWER = 140
@@ -37,11 +38,38 @@ MAGNITUDES = stage(
     reply={"counts": steps("powers")},
     additive=True,
 )
-REGION = stage(
-    "unnoised/region",
-    request={"center": Array(("d",)), "power": Integer(-LARGEST_POWER, LARGEST_POWER)},
-    reply={},
-)
+
+
+def _within(asked: Stage) -> Stage:
+    """The same question, about records in a cube that it names."""
+    cube = {"center": Array(("d",)), "power": Integer(-LARGEST_POWER, LARGEST_POWER)}
+    return stage(
+        f"unnoised/{asked.name.split('/')[-1]}",
+        request={**asked.request.fields, **cube},
+        reply=asked.reply.fields,
+        additive=True,
+    )
+
+
+MOMENTS_WITHIN, CELLS_WITHIN = _within(MOMENTS), _within(CELLS)
+_WITHIN = {MOMENTS.name: MOMENTS_WITHIN, CELLS.name: CELLS_WITHIN}
+
+
+@dataclass(frozen=True)
+class Cube:
+    """A cube of side two to the power of `power` plus one about a point."""
+
+    center: Floats
+    power: int
+
+    @property
+    def domain(self) -> Domain:
+        """Working coordinates, in which it reaches from -1 to 1."""
+        return Domain(self.center, np.full(len(self.center), math.ldexp(1.0, self.power)), True)
+
+    def within(self, asked: Stage, request: Values) -> tuple[Stage, Values]:
+        """A question about records in this cube."""
+        return _WITHIN[asked.name], {**request, "center": self.center, "power": self.power}
 
 
 @dataclass(frozen=True)
@@ -61,7 +89,8 @@ class Magnitudes(Query):
 
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
         counts = np.zeros(_POWERS, dtype=np.int64)
-        _, power = math.frexp(float(np.abs(X - self.center).max(initial=0.0)))
+        largest = float(np.abs(X - self.center).max(initial=0.0))
+        power = math.frexp(largest)[1] if largest else -LARGEST_POWER
         place = min(max(power, -LARGEST_POWER), LARGEST_POWER) + LARGEST_POWER
         counts[place] = round(math.ldexp(1.0, -exponent))
         return Bounded({"counts": counts}, self.sensitivity(adjacency, exponent), exponent)
@@ -71,7 +100,7 @@ class Magnitudes(Query):
         return np.asarray(noisy.fields["counts"] * math.ldexp(1.0, noisy.exponent))
 
 
-class UnnoisedClient(SeedingClient):
+class UnnoisedClient(PrivateClient):
     """Answers in sums only, exactly.
 
     Privacy unit: none.
@@ -79,26 +108,21 @@ class UnnoisedClient(SeedingClient):
     Who sees it: nobody; the server sees the sum over clients.
     """
 
-    @answers(MAGNITUDES, after=(None, MOMENTS))
+    @answers(MAGNITUDES, after=(None, MOMENTS_WITHIN))
     def magnitudes(self, center: Floats, share: float) -> dict[str, Any]:
         self.leave()
         return self.reply(self.release(Magnitudes(center), share))
 
-    @answers(REGION, after=(MAGNITUDES,))
-    def region(self, center: Floats, power: int) -> dict[str, Any]:
-        region = _region(center, power)
-        if not (np.abs(self.X - region.center) <= region.scale).all():
-            raise DataError(f"there are values beyond 2^{power}, which were not announced")
-        self.enter(region)
-        return {}
+    @answers(MOMENTS_WITHIN, after=(MAGNITUDES,))
+    def moments(self, center: Floats, power: int, share: float) -> dict[str, Any]:
+        self.enter(Cube(center, power).domain)
+        return self.reply(self.release(Moments(len(center)), share))
 
-    @answers(MOMENTS, after=(REGION,))
-    def moments(self, share: float) -> dict[str, Any]:
-        return super().moments(share)
-
-    @answers(CELLS, after=(MOMENTS, CELLS))
-    def cells(self, **request: Any) -> dict[str, Any]:
-        return answer_cells(self, **request)
+    @answers(CELLS_WITHIN, after=(MOMENTS_WITHIN, CELLS_WITHIN))
+    def cells(self, center: Floats, power: int, share: float, **request: Any) -> dict[str, Any]:
+        self.enter(Cube(center, power).domain)
+        squares = {} if request["square_weight"] else {"squares": np.zeros(0, dtype=np.int64)}
+        return self.reply(self.release(CellSums(**request), share), **squares)
 
 
 def agree_on_region(session: Session) -> None:
@@ -108,19 +132,15 @@ def agree_on_region(session: Session) -> None:
             "masking without differential privacy needs to know the number of features beforehand: "
             "pass records instead of an engine"
         )
-    _hold(session, np.zeros(session.n_features))
+    session.region = _cube(session, np.zeros(session.n_features))
     mean, _ = ask_moments(session, 1.0)
-    _hold(session, session.domain.leave(mean))
+    center = session.domain.leave(mean)
+    session.region = None
+    session.region = _cube(session, center)
 
 
-def _hold(session: Session, center: Floats) -> None:
+def _cube(session: Session, center: Floats) -> Cube:
     query = Magnitudes(center)
     sizes = {"powers": _POWERS}
     [counts] = session.ask_sum(MAGNITUDES, query, 1.0, sizes, query.read, center=center).parts
-    power = int(np.flatnonzero(counts > 0.5).max()) - LARGEST_POWER
-    session.ask_all(REGION, center=center, power=power)
-    session.region = _region(center, power)
-
-
-def _region(center: Floats, power: int) -> Domain:
-    return Domain(center, np.full(len(center), math.ldexp(1.0, power)), True)
+    return Cube(center, int(np.flatnonzero(counts > 0.5).max()) - LARGEST_POWER)

@@ -52,7 +52,7 @@ def specs(draw, private=None):
         "adjacency": draw(st.sampled_from(["add_remove", "replace_one"])),
     }
     if not (draw(st.booleans()) if private is None else private):
-        return PrivacySpec(reason="a test", **sums)
+        return PrivacySpec(reason="a test", **sums | {"unit": "record"})
     epsilon = math.exp(draw(st.floats(math.log(0.01), math.log(90))))
     return PrivacySpec(epsilon=epsilon, delta=1e-7, bound=1.0, **sums)
 
@@ -128,7 +128,7 @@ def test_a_sum_of_clients_at_their_bound_is_within_what_the_server_takes(
 
 @given(spec=specs(), **asked)
 @example(  # Without noise there is no room that rounding could hide in.
-    spec=PrivacySpec.none(reason="a test", protection="masking", min_survivors=3, public_size=1),
+    spec=PrivacySpec(reason="a test", protection="masking", min_survivors=3, public_size=1),
     query=CellSums(np.zeros((3, 2)), 1.0, 0.7),
     share=0.5,
     more_clients=0,
@@ -152,8 +152,14 @@ SMALL = {
 
 
 def test_whole_messages_in_shares_of_a_step_are_refused():
-    spec = PrivacySpec.none(reason="test", protection="masking", min_survivors=4)
-    spec = replace(spec, unit="client")
+    spec = PrivacySpec(
+        epsilon=1.0,
+        delta=1e-5,
+        bound=1.0,
+        unit="client",
+        protection="masking",
+        min_survivors=4,
+    )
     with pytest.raises(ParameterError, match="unit='client': SoftSums needs a grid too fine"):
         grid_of(SMALL["soft cells"], spec, 1.0, 5)
 
@@ -167,6 +173,7 @@ def test_whole_messages_in_shares_of_a_step_are_refused():
 def test_what_clients_send_is_within_the_grid_however_many_records_they_have(
     name, unit, spec, place, n_records
 ):
+    assume(spec.is_private or unit == "record")
     spec = replace(spec, public_size=1, unit=unit)
     grid = grid_of(SMALL[name], spec, 1.0, max(3, spec.min_survivors))
     X = np.full((n_records, 2), place)

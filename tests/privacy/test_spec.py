@@ -40,7 +40,9 @@ def test_a_reason_cannot_look_like_a_claim_on_a_line_of_its_own():
 
 def test_everything_wrong_is_said_at_once():
     with pytest.raises(ParameterError) as caught:
-        PrivacySpec(epsilon=-1, delta=2, unit="row", colluders=-1, public_size=0)
+        PrivacySpec(
+            epsilon=-1, delta=2, unit="row", protection="masking", colluders=-1, public_size=0
+        )
     text = str(caught.value)
     assert "6 problems" in text
     for part in ("epsilon=-1", "delta=2", "unit='row'", "colluders=-1", "public_size=0", "ranges"):

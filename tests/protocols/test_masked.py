@@ -5,6 +5,7 @@ import warnings
 from unittest import mock
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import clone
 
@@ -31,9 +32,11 @@ from secure_fedclust import (
 from secure_fedclust.algorithms import fkm as algorithm
 from secure_fedclust.engines import Fault, InProcessEngine
 from secure_fedclust.messages import read_envelope
-from secure_fedclust.privacy import mechanism
-from secure_fedclust.privacy.accounting import Limit, epsilon_of
+from secure_fedclust.privacy import masking, mechanism
+from secure_fedclust.privacy.accounting import Limit, epsilon_of, slack_of
 from secure_fedclust.privacy.grid import SumGrid
+from secure_fedclust.privacy.identity import Identity
+from secure_fedclust.privacy.masking import MASK
 from secure_fedclust.privacy.queries import CellSums
 from secure_fedclust.privacy.release import ExactSums, Releases
 from secure_fedclust.privacy.secure_sum import PlainSum, PlainSummand
@@ -42,6 +45,7 @@ from secure_fedclust.protocols.cells import CELLS, ask_cells
 from secure_fedclust.protocols.fedgem import PrivateFedGEMClient
 from secure_fedclust.protocols.seeding import SeedingClient
 from secure_fedclust.protocols.synopsis import MICRO, SynopsisClient
+from secure_fedclust.protocols.unnoised import MOMENTS_WITHIN
 
 N_CLIENTS = 5
 SUMS_ONLY = {"FKM": FKM(3), "FKM public": FKM(3, seeding="public")}
@@ -83,18 +87,13 @@ def records(d, n=80, seed=0):
 
 
 def fit(model, clients, spec, *, faults=(), sampler="fast", ledger=None, engine=InProcessEngine):
-    """Fit over an engine in which something goes wrong."""
-
-    class Faulty(engine):
-        def __init__(self, handlers, **given):
-            super().__init__(handlers, faults=faults, **given)
-
+    """Fit where something goes wrong."""
     model = clone(model).set_params(privacy=spec, sampler=sampler, random_state=0, ledger=ledger)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)
         warnings.simplefilter("ignore", FederationWarning)
-        with mock.patch.object(secure_fedclust.run, "InProcessEngine", Faulty):
-            return model.fit(clients)
+        with mock.patch.object(secure_fedclust.run, "InProcessEngine", engine):
+            return model.fit(clients, faults=faults)
 
 
 @pytest.fixture
@@ -119,7 +118,7 @@ def test_the_server_sees_no_answer_of_a_client_to_a_question_about_sums(name, d,
     assert (local == set()) == (name in SUMS_ONLY)
     assert {forms[stage] for stage in local} <= {"noisy"}
     assert [opened.stage for opened in view.sums] and len(view.sums[-1].survivors) == N_CLIENTS
-    assert "the sum over 5 of 5 clients" in str(view)
+    assert "the noisy sum over 5 of 5 clients" in str(view)
 
 
 @each_model
@@ -146,8 +145,8 @@ def test_costs_of_both_kinds_add_up_to_the_budget_and_are_in_the_ledger(name):
 def test_the_guarantee_names_colluders_survivors_and_what_the_server_may_do():
     said = fit(FKM(3), records(2), spec_of(2), sampler="secure").guarantee_
     assert "the server, which keeps to the protocol, with up to one client on its side" in said
-    assert "in sums over 4 clients or more" in said
-    assert "whatever it does" in spec_of(2, active_server=True).describe()
+    assert "if every sum is over 4 clients or more" in said
+    assert "signing keys from elsewhere" in spec_of(2, active_server=True).describe()
     assert "no client on its side" in spec_of(2, colluders=0).describe()
 
 
@@ -167,11 +166,11 @@ def test_masked_sums_and_plain_sums_give_the_same_centres(d, unit, adjacency, no
     spec = spec_of(d, unit=unit, adjacency=adjacency)
     masked = fit(FKM(3), records(d), spec)
     with (
-        mock.patch.object(secure_fedclust.run, "server_end", lambda spec: PlainSum()),
+        mock.patch.object(secure_fedclust.run, "server_end", lambda spec, _: PlainSum()),
         mock.patch.object(
             secure_fedclust.run,
             "client_ends",
-            lambda spec, names: {name: PlainSummand(len(names)) for name in names},
+            lambda spec, names, _: {name: PlainSummand(len(names)) for name in names},
         ),
     ):
         plain = fit(FKM(3), records(d), spec)
@@ -261,6 +260,10 @@ def asked(stage, **request):
     return stage.request.encode(request, run="run", step=0)
 
 
+def contribute(client, question, run="run", number=0):
+    return client._contribute(question, 5, run=run, number=number)
+
+
 CELLS_REQUEST = {
     "centers": np.zeros((2, 2)),
     "radius": 1.0,
@@ -274,7 +277,7 @@ def test_what_is_not_additive_is_refused_inside_a_sum():
     """Its steps would be noised for a sum and seen one by one."""
     client, ledger = masked_client()
     with pytest.raises(ProtocolError, match=r"synopsis/micro is not a question .* for a sum"):
-        client._contribute(asked(MICRO, n_micro=4, n_rounds=2, share=0.5), 5)
+        contribute(client, asked(MICRO, n_micro=4, n_rounds=2, share=0.5))
     assert ledger.rows() == []
     for kind in (SynopsisClient, PrivateFedGEMClient):
         additive = {s.name for s, _, _ in kind._stages.values() if s.additive}
@@ -283,9 +286,9 @@ def test_what_is_not_additive_is_refused_inside_a_sum():
 
 def test_after_a_question_that_fails_inside_a_sum_noise_is_whole_again():
     client, ledger = masked_client()
-    client._contribute(asked(CELLS, **CELLS_REQUEST | {"share": 0.9}), 5)
+    contribute(client, asked(CELLS, **CELLS_REQUEST | {"share": 0.9}))
     with pytest.raises(BudgetExceeded):
-        client._contribute(asked(CELLS, **CELLS_REQUEST), 5)
+        contribute(client, asked(CELLS, **CELLS_REQUEST))
     with mock.patch.object(mechanism, "fast_noise", wraps=mechanism.fast_noise) as noise:
         client.handle(asked(CELLS, **CELLS_REQUEST | {"share": 0.1}))
     assert noise.call_args.args[0] == ledger.rows()[-1].charge.sigma
@@ -353,6 +356,49 @@ def test_many_clients_can_be_protected_as_wholes():
 # Masking without differential privacy.
 
 
+@pytest.mark.parametrize("hostile", ["another cube", "another centre"])
+def test_a_client_that_is_asked_about_another_region_opens_no_sum(hostile):
+    """A server could look at one client alone, if the others' records were made to vanish."""
+    spec = PrivacySpec.none(reason="test", protection="masking", active_server=True)
+
+    class Singling(InProcessEngine):
+        def exchange(self, requests):
+            changed = dict(requests)
+            for name, data in requests.items():
+                envelope = read_envelope(data)
+                if envelope.schema != "masking/mask/request" or name == "c2":
+                    continue
+                place = {"run": envelope.run, "step": envelope.step}
+                fields, _ = MASK.request.decode(data, **place, bounds={})
+                inner = read_envelope(fields["question"].tobytes())
+                if inner.schema != MOMENTS_WITHIN.request.name:
+                    continue
+                place = {"run": inner.run, "step": inner.step}
+                asked_, _ = MOMENTS_WITHIN.request.decode(
+                    fields["question"].tobytes(), **place, bounds={}
+                )
+                if hostile == "another cube":
+                    asked_["power"] = 100
+                else:
+                    asked_["center"] = asked_["center"] + 1.0
+                question = MOMENTS_WITHIN.request.encode(asked_, **place)
+                fields["question"] = np.frombuffer(question, dtype=np.uint8)
+                changed[name] = MASK.request.encode(fields, run=inner.run, step=envelope.step)
+            return super().exchange(changed)
+
+    with pytest.raises(AggregationAborted):
+        fit(FKM(3), records(2), spec, engine=Singling)
+
+
+def test_a_client_without_any_spread_does_not_blur_the_others():
+    rng = np.random.default_rng(0)
+    clients = {f"c{i}": rng.normal([[-3.0], [3.0]] * 50) * 1e-8 for i in range(5)}
+    clients["flat"] = np.zeros((50, 1))
+    spec = PrivacySpec.none(reason="test", protection="masking")
+    found = np.sort(fit(FKM(3), clients, spec).cluster_centers_.ravel())
+    np.testing.assert_allclose(found, [-3e-8, 0, 3e-8], atol=1e-8)
+
+
 @pytest.mark.parametrize("offset", [0.0, 1e5])
 @each_width
 def test_sums_without_noise_are_exact_and_say_so(d, offset):
@@ -360,16 +406,17 @@ def test_sums_without_noise_are_exact_and_say_so(d, offset):
     spec = PrivacySpec.none(reason="test", protection="masking")
     model = fit(FKM(3), clients, spec)
     assert model.guarantee_ == (
-        "NO DP CLAIM: sums over clients are exact, though nothing but these sums is seen (test)"
+        "NO DP CLAIM: sums over clients are exact; nothing else is seen by the server, which keeps "
+        "to the protocol, with up to one client on its side, if every sum is over 4 clients or "
+        "more (test)"
     )
     X = np.concatenate(list(clients.values()))
     expected = model.cluster_centers_
     sums_, counts = algorithm.client_sums(X, expected)
     np.testing.assert_allclose(expected, sums_ / counts[:, None], atol=1e-3)
     forms = {sight.form for sight in model.result_.server_view().saw}
-    assert forms == {"key", "sealed", "masked", "share", "plain"}
-    plain = [s for s in model.result_.server_view().saw if s.form == "plain"]
-    assert [s.stage for s in plain] == ["unnoised/region"]  # empty replies
+    assert forms == {"key", "sealed", "masked", "share"}
+    assert "the EXACT sum over 5 of 5 clients" in str(model.result_.server_view())
     assert model.ledger_ is None and model.result_.costs == {} and model.result_.fallback is None
 
 
@@ -394,7 +441,8 @@ def test_what_the_server_looks_at_one_by_one_cannot_be_masked_without_noise():
         (1, {"min_survivors": None}, "a cohort of 1 clients: masking needs 3"),
         (2, {"min_survivors": None}, "a cohort of 2 clients: masking needs 3"),
         (5, {"min_survivors": 6}, "min_survivors=6 of 5 clients: give at most 5"),
-        (5, {"min_survivors": 1, "colluders": 0}, "min_survivors=1: give more than"),
+        (5, {"min_survivors": 1, "colluders": 0}, "min_survivors=1 .*; give at least 2"),
+        (5, {"min_survivors": None, "colluders": 5}, "colluders=5 of 5 clients: give at most 4"),
         (5, {"min_survivors": 3, "active_server": True}, "could open two sums .* at least 4"),
     ],
 )
@@ -425,14 +473,158 @@ def test_a_synopsis_is_not_masked_and_a_figure_is():
 def test_a_client_that_holds_another_spec_has_no_part_in_a_sum():
     given = sums.client_ends
 
-    def differing(spec, names):
-        ends = given(spec, names)
+    def differing(spec, names, identities):
+        ends = given(spec, names, identities)
         ends["c2"] = given(spec_of(2, delta=2e-5), ["c2"])["c2"]
         return ends
 
     with mock.patch.object(secure_fedclust.run, "client_ends", differing):
         model = fit(FKM(3), records(2), spec_of(2))
     assert {opened.survivors for opened in model.result_.sums} == {("c0", "c1", "c3", "c4")}
+
+
+# Clients that do not follow the protocol.
+
+
+def rewriting(stage, change):
+    """An engine in which the reply of c1 to a stage is another one."""
+
+    class Rewriting(InProcessEngine):
+        def exchange(self, requests):
+            replies = super().exchange(requests)
+            envelope = read_envelope(next(iter(requests.values())))
+            if envelope.schema == stage.request.name and "c1" in replies:
+                place = {"run": envelope.run, "step": envelope.step}
+                decoded = {
+                    name: stage.reply.decode(data, **place, bounds={})[0]
+                    for name, data in replies.items()
+                }
+                replies["c1"] = stage.reply.encode(change(decoded, **place), **place)
+            return replies
+
+    return Rewriting
+
+
+def wrong_shares(replies, **_):
+    return {"shares": (replies["c1"]["shares"] + 1) % 65521}
+
+
+def another_identity(replies, **_):
+    return replies["c1"] | {"identity": replies["c3"]["identity"]}
+
+
+def unknown_identity(replies, run, step):
+    stranger = Identity()
+    text = masking._advertised(run, step, replies["c1"]["keys"].tobytes())
+    return replies["c1"] | {
+        "identity": np.frombuffer(stranger.public, np.uint8),
+        "signature": np.frombuffer(stranger.sign(text), np.uint8),
+    }
+
+
+def test_one_holder_of_wrong_shares_does_not_stop_a_sum_that_enough_others_can_open(no_noise):
+    honest = fit(FKM(3), records(2), spec_of(2))
+    engine = rewriting(masking.UNMASK, wrong_shares)
+    model = fit(FKM(3), records(2), spec_of(2), engine=engine)
+    assert {opened.survivors for opened in model.result_.sums} == {tuple(records(2))}
+    np.testing.assert_array_equal(model.cluster_centers_, honest.cluster_centers_)
+    with pytest.raises(AggregationAborted, match="do not fit what it has sent before"):
+        fit(FKM(3), records(2), spec_of(2, min_survivors=5), engine=engine)
+
+
+@pytest.mark.parametrize("change", [another_identity, unknown_identity])
+def test_a_false_identity_throws_nobody_out_but_its_bearer(change):
+    engine = rewriting(masking.ADVERTISE, change)
+    model = fit(FKM(3), records(2), spec_of(2, active_server=True), engine=engine)
+    assert {opened.survivors for opened in model.result_.sums} == {("c0", "c2", "c3", "c4")}
+
+
+# What a result and a ledger say of it.
+
+
+def test_the_slack_of_a_sum_is_charged_and_no_more_than_its_share():
+    model = fit(FKM(3), records(4), spec_of(4))
+    limit = Limit.of(2.0, 1e-5)
+    for row in model.ledger_.rows("c0"):
+        charge = row.charge
+        assert charge.slack == pytest.approx(slack_of(charge.sigma, charge.coordinates))
+        assert 0 < charge.slack <= (charge.mu / limit.mu) ** 2 * limit.slack * (1 + 1e-9)
+
+
+def test_all_runs_together_claim_no_more_than_the_weakest_of_them(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    Ledger.create(path, epsilon=9.0, delta=1e-5).close()
+    given = {"sampler": "secure", "ledger": path}
+    trusting = spec_of(2, epsilon=1.0, colluders=0, min_survivors=5)
+    local = PrivacySpec(epsilon=1.0, delta=1e-5, ranges=[(-4, 4)] * 2)
+    together = "all of them together only against the server, which keeps to the protocol, with "
+    before = fit(FKM(3), records(2), local, **given).guarantee_
+    assert "all of them together" not in before
+    active = spec_of(2, epsilon=1.0, active_server=True)
+    said = fit(FKM(3), records(2), active, **given).guarantee_
+    assert "only against the server, whatever it does" in said and "up to one client" in said
+    for spec in (trusting, local, active, spec_of(2, epsilon=1.0, colluders=2)):
+        said = fit(FKM(3), records(2), spec, **given).guarantee_
+        assert f"{together}no client on its side" in said
+
+
+def test_several_records_of_a_person_count_in_the_fallback_too():
+    frame = pd.concat(
+        pd.DataFrame({"site": name, "who": np.arange(len(X)) // 3, "x": X[:, 0], "y": X[:, 1]})
+        for name, X in records(2).items()
+    )
+    spec = spec_of(2, records_per_person=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyWarning)
+        model = FKM(3, privacy=spec, sampler="fast", random_state=0)
+        model.fit(frame, client_column="site", person_column="who")
+    alone = 3 * math.sqrt(3) * Limit.of(2.0, 1e-5).mu
+    assert f"epsilon={epsilon_of(1e-5, alone):.1f}" in model.result_.fallback
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 9, 10])
+@pytest.mark.parametrize("colluders", [0, 1, 2])
+@each_trust
+def test_the_default_quorum_is_one_that_clients_accept(n, colluders, active):
+    spec = spec_of(2, min_survivors=None, colluders=colluders, active_server=active)
+    found = sums.with_quorum(spec, n).min_survivors
+    assert min(colluders + 2, n) <= found <= n and found >= 2 * n / 3
+    assert not active or 2 * found > n + colluders
+
+
+def test_a_plan_says_what_falls_back_and_what_else_is_seen():
+    spec = spec_of(2)
+    for model in (FKM(3), KFed(3)):
+        plan = spec.plan(model, n_clients=N_CLIENTS, n_features=2)
+        fitted = fit(model, records(2), spec, sampler="secure")
+        assert plan.fallback == fitted.result_.fallback
+        assert plan.fallback in str(plan)
+        also = "the server also sees each client's answers"
+        assert (also in plan.guarantee) == (also in fitted.guarantee_) == isinstance(model, KFed)
+
+
+def test_whole_clients_are_planned_as_they_are_run_and_more_of_them_would_help():
+    spec = spec_of(2, unit="client")
+    plan = spec.plan(FKM(3), n_clients=N_CLIENTS, n_features=2, n_records=10**6)
+    assert plan.feasibility.verdict == "poor"
+    assert f"{plan.feasibility.records} clients" in str(plan)
+
+
+def test_a_run_without_noise_is_not_charged_to_a_ledger():
+    ledger = Ledger.create(None, epsilon=2.0, delta=1e-5)
+    for protection in ("none", "masking"):
+        spec = PrivacySpec.none(reason="test", protection=protection)
+        with pytest.raises(ParameterError, match="not charged to a ledger"):
+            fit(FKM(3), records(2), spec, ledger=ledger)
+
+
+def test_faults_are_for_clients_that_are_there():
+    with pytest.raises(ParameterError, match="there is no client 'z'"):
+        fit(FKM(3), records(2), spec_of(2), faults=[Fault("z", 0, "drop")])
+    with pytest.raises(ParameterError, match="not for an engine"):
+        FKM(3, privacy=spec_of(2)).fit(
+            InProcessEngine({"a": lambda b: b}), faults=[Fault("a", 0, "drop")]
+        )
 
 
 # What is kept.

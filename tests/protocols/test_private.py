@@ -638,8 +638,9 @@ def test_a_request_sent_again_gets_the_same_bytes_and_costs_nothing(system, d):
 
 @each_width
 @each_system
-def test_another_request_for_an_answered_step_is_refused(system, d, no_draw):
+def test_another_request_for_an_answered_step_is_refused(system, d, request):
     heard, ledger = heard_once(system, d)
+    request.getfixturevalue("no_draw")
     before = ledger.anchor()
     for sent, _ in heard:
         envelope = read_envelope(sent["a"])
