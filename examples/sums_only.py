@@ -1,12 +1,12 @@
 """Twelve clinics share one noise: the server sees sums over all of them, and nothing else.
 
 The same epsilon as in a run in which the server sees each clinic's noisy answers, and a fraction
-of the noise; a clinic that drops out does not stop the run.
+of the noise. Clinics that drop out do not stop the run, until too many have.
 """
 
 import numpy as np
 
-from secure_fedclust import FKM, PrivacySpec
+from secure_fedclust import FKM, AggregationAborted, Fault, PrivacySpec
 
 rng = np.random.default_rng(2)
 centers = np.array([[20.0, 30.0], [45.0, 20.0], [60.0, 60.0], [80.0, 35.0], [30.0, 75.0]])
@@ -33,4 +33,15 @@ for name, spec in (("local", local), ("masked", masked)):
 print()
 print(model.guarantee_)
 print(model.result_.fallback)
+
+# Three clinics are gone when they should send their vectors (the third exchange of the first sum).
+faults = [Fault(f"clinic {i:02}", exchange=2, kind="drop") for i in range(3)]
+model.fit(clinics, faults=faults)
+print()
 print(model.result_.server_view())
+
+try:
+    model.fit(clinics, faults=[*faults, Fault("clinic 07", exchange=2, kind="drop")])
+except AggregationAborted as error:
+    print()
+    print(error)

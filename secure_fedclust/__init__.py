@@ -17,6 +17,7 @@ from secure_fedclust.errors import (
 from secure_fedclust.privacy.spec import PrivacySpec
 
 if TYPE_CHECKING:
+    from secure_fedclust.engines import Fault
     from secure_fedclust.estimators import FKM, GOLD, FeCA, FedGEM, KFed, load_model
     from secure_fedclust.privacy.ledger import Ledger
     from secure_fedclust.released import noisy_nicv, private_ranges, release_synopsis, suggest_k
@@ -30,6 +31,7 @@ __all__ = [
     "AggregationAborted",
     "BudgetExceeded",
     "DataError",
+    "Fault",
     "FeCA",
     "FedClustResult",
     "FedGEM",
@@ -60,6 +62,7 @@ _LATER = {
     ),
     "Ledger": "secure_fedclust.privacy.ledger",
     "FedClustResult": "secure_fedclust.result",
+    "Fault": "secure_fedclust.engines",
 }
 
 
