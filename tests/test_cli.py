@@ -244,3 +244,51 @@ def test_a_person_column_is_read_and_enforced(private_config, tmp_path, capsys):
     private_config.write_text(text + 'person_column = "patient"\n')
     assert main(["run", str(private_config), "--json"]) == 0
     assert "at most 2 records" in capsys.readouterr().out
+
+
+@pytest.fixture
+def masked_config(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = ["site,age,bmi"]
+    for site in ("oslo", "bergen", "tromso", "bodo"):
+        for center in (30, 70):
+            lines += [f"{site},{rng.normal(center):.3f},{rng.normal(25):.3f}" for _ in range(60)]
+    (tmp_path / "sites.csv").write_text("\n".join(lines) + "\n")
+    privacy = (
+        "epsilon = 4.0\ndelta = 1e-5\nranges = [[0, 100], [10, 40]]\npublic_size = 120\n"
+        'protection = "masking"\nmin_survivors = 3'
+    )
+    path = tmp_path / "masked.toml"
+    path.write_text(FILES.replace('none = "test"', privacy))
+    return path
+
+
+def test_a_masked_run_says_what_it_assumes_and_so_do_its_plan_and_its_ledger(
+    masked_config, tmp_path, capsys
+):
+    assert main(["plan", str(masked_config), "--clients", "4"]) == 0
+    planned = capsys.readouterr().out
+    out = tmp_path / "out"
+    assert main(["run", str(masked_config), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    result = FedClustResult.load(out / "result.json")
+    assert result.fallback in planned and result.fallback in printed
+    assert "if every sum is over 3 clients or more" in printed
+    assert "cost (mu, of which squares add up): 0 in answers of single clients" in printed
+    assert main(["ledger", "show", str(out / "ledger.sqlite")]) == 0
+    shown = capsys.readouterr().out
+    assert "in sums over 3 clients or more, and hold against the server" in shown
+    assert main(["ledger", "show", str(out / "ledger.sqlite"), "--json"]) == 0
+    [quorum] = json.loads(capsys.readouterr().out)["sums"]
+    assert quorum == {"min_survivors": 3, "colluders": 1, "active_server": False}
+    assert main(["run", str(masked_config), "--json"]) == 0
+    [row] = json.loads(capsys.readouterr().out)
+    assert row["mu"]["local"] == 0 and row["fallback"] == result.fallback
+
+
+def test_masking_without_privacy_is_configured_and_labelled(masked_config, capsys):
+    text = masked_config.read_text()
+    start, end = text.index("epsilon"), text.index("protection")
+    masked_config.write_text(text[:start] + 'none = "public data"\n' + text[end:])
+    assert main(["run", str(masked_config)]) == 0
+    assert "NO DP CLAIM: sums over clients are exact" in capsys.readouterr().out
