@@ -148,7 +148,7 @@ def recipe(
     if seeding == "public":
         return Recipe("public", 0, (), _growing(n_rounds or 5))
     if n_features <= GRID_FEATURES:
-        seed = WEAK_SEED_SHARE if low else SEED_SHARE
+        seed = WEAK_GRID_SHARE if low else GRID_SHARE
         cells = n_cells(total, n_clusters, noisy_mu * math.sqrt(seed))
         rounds = tuple((1 - seed) * share for share in _growing(n_rounds or 1))
         return Recipe("grid", cells, (seed,), rounds)
@@ -166,7 +166,8 @@ def recipe(
 WEAK, STRONG = 20.0, 200.0
 """Signal to noise below which one round of each kind is best, and above which more pay."""
 
-SEED_SHARE, WEAK_SEED_SHARE, MOMENTS_SHARE = 0.6, 0.7, 0.3
+GRID_SHARE, WEAK_GRID_SHARE = 0.5, 0.7
+SEED_SHARE, MOMENTS_SHARE = 0.6, 0.3
 
 N_MICRO_ROUNDS = 5
 """Rounds with micro-clusters, where noise is no concern."""
