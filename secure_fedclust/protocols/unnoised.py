@@ -19,10 +19,10 @@ from secure_fedclust.messages import Array, Integer, Real, Stage, Values, stage,
 from secure_fedclust.privacy import sensitivity as formulas
 from secure_fedclust.privacy.domain import Domain
 from secure_fedclust.privacy.mechanism import Bounded, Noisy
-from secure_fedclust.privacy.queries import CellSums, Moments, Query
+from secure_fedclust.privacy.queries import Moments, Query
 from secure_fedclust.privacy.sensitivity import Sensitivity
 from secure_fedclust.privacy.terms import Adjacency
-from secure_fedclust.protocols.cells import CELLS
+from secure_fedclust.protocols.cells import CELLS, answer_cells
 from secure_fedclust.protocols.client import PrivateClient, answers
 from secure_fedclust.protocols.seeding import MOMENTS, ask_moments
 from secure_fedclust.protocols.session import Session
@@ -119,10 +119,9 @@ class UnnoisedClient(PrivateClient):
         return self.reply(self.release(Moments(len(center)), share))
 
     @answers(CELLS_WITHIN, after=(MOMENTS_WITHIN, CELLS_WITHIN))
-    def cells(self, center: Floats, power: int, share: float, **request: Any) -> dict[str, Any]:
+    def cells(self, center: Floats, power: int, **request: Any) -> dict[str, Any]:
         self.enter(Cube(center, power).domain)
-        squares = {} if request["square_weight"] else {"squares": np.zeros(0, dtype=np.int64)}
-        return self.reply(self.release(CellSums(**request), share), **squares)
+        return answer_cells(self, **request)
 
 
 def agree_on_region(session: Session) -> None:
