@@ -21,7 +21,7 @@ from secure_fedclust.errors import FederationWarning, ParameterError, PrivacyWar
 from secure_fedclust.parameters import check_counts
 from secure_fedclust.privacy.accounting import Limit
 from secure_fedclust.privacy.domain import Domain
-from secure_fedclust.privacy.plan import Feasibility, Plan, PlannedRelease, fallback
+from secure_fedclust.privacy.plan import ALSO_SEEN, Feasibility, Plan, PlannedRelease, fallback
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.protocols import refinement
 from secure_fedclust.protocols.client import Client
@@ -184,8 +184,9 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             feasibility = self._feasibility(spec, n_clients, n_features, n_records)
         releases = self._releases(spec, domain, n_clients)
         summed = math.fsum(release.share for release in releases if release.summed)
+        each = spec.protection != "none" and not all(release.summed for release in releases)
         return Plan(
-            guarantee=spec.describe() + _also_seen(summed < 1 and spec.protection != "none"),
+            guarantee=spec.describe() + (ALSO_SEEN if each else ""),
             limit=limit,
             releases=releases,
             n_clients=n_clients,
@@ -240,7 +241,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         result = FedClustResult(
             algorithm=type(self).__name__,
             parameters=_plain_parameters(self),
-            guarantee=run.guarantee(unproved) + _also_seen(run.costs().get("local", 0.0) > 0),
+            guarantee=run.guarantee(unproved),
             centers=clustering.centers,
             history=tuple(session.history),
             seconds=seconds,
@@ -448,12 +449,6 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         each = spec.exchanges_per_sum
         refined = len(self._refinement_releases(1, 1.0))
         return n * each if self._sums_only() else n + refined * each
-
-
-def _also_seen(each: bool) -> str:
-    return (
-        "; the server also sees each client's answers, with noise enough by itself" if each else ""
-    )
 
 
 def _warn_poor(feasibility: Feasibility) -> None:

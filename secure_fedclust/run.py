@@ -15,7 +15,7 @@ from secure_fedclust.parameters import check_choice
 from secure_fedclust.privacy.accounting import epsilon_of
 from secure_fedclust.privacy.ledger import Ledger
 from secure_fedclust.privacy.mechanism import SamplerName
-from secure_fedclust.privacy.plan import fallback
+from secure_fedclust.privacy.plan import ALSO_SEEN, fallback
 from secure_fedclust.privacy.release import ExactSums, Releases
 from secure_fedclust.privacy.spec import PrivacySpec, adversary
 from secure_fedclust.protocols.client import Client, PrivateClient
@@ -71,6 +71,8 @@ class Run:
         sentence = spec.describe()
         if not spec.is_private:
             return sentence
+        if self.costs().get("local"):
+            sentence += ALSO_SEEN
         if self.ledger is None:
             return f"{sentence}; for this run, provided that every client enforces the same spec"
         if self.own_ledger:

@@ -217,6 +217,10 @@ class Plan:
         return "\n".join([self.guarantee, *table, *self.notes()])
 
 
+ALSO_SEEN = "; the server also sees each client's answers, with noise enough by itself"
+"""What a guarantee about sums adds, where not all is sums."""
+
+
 def fallback(spec: PrivacySpec, limit: Limit, local: float, sums: float) -> str | None:
     """What is left if the noise of no other honest client is in the sums.
 

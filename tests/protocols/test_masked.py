@@ -592,11 +592,13 @@ def test_the_default_quorum_is_one_that_clients_accept(n, colluders, active):
     assert not active or 2 * found > n + colluders
 
 
-def test_a_plan_says_what_falls_back_and_what_else_is_seen():
-    spec = spec_of(2)
+@each_width
+def test_a_plan_says_what_falls_back_and_what_else_is_seen(d):
+    spec = spec_of(d)
     for model in (FKM(3), KFed(3)):
-        plan = spec.plan(model, n_clients=N_CLIENTS, n_features=2)
-        fitted = fit(model, records(2), spec, sampler="secure")
+        plan = spec.plan(model, n_clients=N_CLIENTS, n_features=d)
+        fitted = fit(model, records(d), spec, sampler="secure")
+        assert "noise enough" not in fit(model, records(d), spec, sampler="fast").guarantee_
         assert plan.fallback == fitted.result_.fallback
         assert plan.fallback in str(plan)
         also = "the server also sees each client's answers"
