@@ -119,6 +119,8 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         rng = generator(self.random_state)
         started = time.perf_counter()
         if isinstance(clients, ReleasedSynopsis):
+            if faults:
+                raise ParameterError("faults are for runs on records, not for a synopsis")
             clustering = self._run_on_synopsis(clients.synopsis, rng)
             self._keep_released(clustering, clients, time.perf_counter() - started)
             self._warn_few()
@@ -176,6 +178,8 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         check_counts(n_clients=n_clients, n_features=n_features)
         if n_records is not None:
             check_counts(n_records=n_records)
+        if privacy.unit == "client":
+            n_records = privacy.counted_size
         spec = with_quorum(privacy, n_clients)
         limit = Limit.of(*spec.target())
         domain = Domain.of(spec, n_features)

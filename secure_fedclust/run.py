@@ -77,10 +77,12 @@ class Run:
             return f"{sentence}; for this run, provided that every client enforces the same spec"
         if self.own_ledger:
             return f"{sentence}; for this run alone, as no ledger was given"
+        if self.ledger.has_experiments:
+            return f"{sentence}; for this run alone: others on the ledger have no guarantee"
         limit, persons = self.ledger.limit, spec.records_per_person
         epsilon = limit.epsilon if persons is None else limit.group_epsilon(persons)
         return (
-            f"{sentence}; for this run, and for all runs on the ledger together "
+            f"{sentence}; for this run, and for all runs so far on the ledger together "
             f"(epsilon={epsilon:.4g}, delta={limit.delta:g})"
             + ("" if persons is None else f", if none uses more than {persons} records of a person")
             + self._weakest()
@@ -202,6 +204,8 @@ def open_run(
     book = _open_ledger(ledger, spec) if spec.is_private else None
     if book is not None and book.path is not None:
         _check_chargeable(clients, sampler, experiment)
+    if book is not None and (sampler == "fast" or experiment):
+        book.has_experiments = True
     for (name, X), child in zip(records.items(), children, strict=True):
         if issubclass(client_class, PrivateClient):
             outlet: Releases | ExactSums = ExactSums(spec)

@@ -45,7 +45,9 @@ def ledger(tmp_path):
 
 def test_with_a_ledger_the_claim_is_for_the_run_and_for_all_runs(clients, ledger):
     first = FKM(2, privacy=SPEC, ledger=ledger, random_state=0).fit(clients)
-    assert first.guarantee_.endswith("all runs on the ledger together (epsilon=5, delta=1e-05)")
+    assert first.guarantee_.endswith(
+        "all runs so far on the ledger together (epsilon=5, delta=1e-05)"
+    )
     assert "(epsilon=2, delta=1e-05)-differential privacy for each record" in first.guarantee_
     second = FKM(2, privacy=SPEC, ledger=ledger, random_state=0).fit(clients)
     assert first.result_.anchors["oslo"][0] < second.result_.anchors["oslo"][0]

@@ -164,7 +164,7 @@ def test_with_a_ledger_the_guarantee_is_not_for_this_run_alone(tmp_path):
     Ledger.create(tmp_path / "l", epsilon=4.0, delta=1e-5).close()
     model = model_of("FKM", sampler="secure", ledger=tmp_path / "l").fit(CLIENTS)
     assert model.guarantee_ == spec_of().describe() + (
-        "; for this run, and for all runs on the ledger together (epsilon=4, delta=1e-05)"
+        "; for this run, and for all runs so far on the ledger together (epsilon=4, delta=1e-05)"
     )
 
 

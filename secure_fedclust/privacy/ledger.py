@@ -144,6 +144,8 @@ class Ledger:
     unit, adjacency, dataset : str
     path : Path or None
         None for a ledger in memory.
+    has_experiments : bool
+        Whether a run without a guarantee was charged to it, which only one in memory allows.
 
     Examples
     --------
@@ -161,9 +163,11 @@ class Ledger:
     adjacency: str
     dataset: str
     path: Path | None
+    has_experiments: bool
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.has_experiments = False
         self.path = store.path
         with store.reading() as connection:
             header, self._origin = self._header(connection)
@@ -333,8 +337,11 @@ class Ledger:
         with self._store.reading() as connection:
             found = [json.loads(text) for (text,) in connection.execute(query, (f"%{IN_A_SUM}",))]
         return {
+            # What a row does not say is taken for the least.
             Quorum(
-                int(inputs["min_survivors"]), int(inputs["colluders"]), inputs["active_server"] > 0
+                int(inputs.get("min_survivors", 0)),
+                int(inputs.get("colluders", 0)),
+                inputs.get("active_server", 0) > 0,
             )
             for inputs in found
         }

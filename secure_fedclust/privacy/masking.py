@@ -61,6 +61,9 @@ from secure_fedclust.privacy.secure_sum import (
 SMALLEST_COHORT = 3
 """Of two clients, each could subtract its own vector from the sum and see the other's."""
 
+MOST_TRIES = 32
+"""Holders that are left out, one after the other, in search of one whose shares are wrong."""
+
 MOST_NAMES = 10
 """Clients that an error names."""
 
@@ -446,14 +449,14 @@ class Masking(SecureSum):
     ----------
     rules : Rules
         To know beforehand what clients would refuse; they keep to their own.
-    registered : set of bytes
-        Public keys of all clients' identities, where clients sign. A client with another would
+    registered : mapping of client to bytes, optional
+        The public key of each client's identity, where clients sign. A client with another would
         stop the others, and is left out.
     """
 
-    def __init__(self, rules: Rules, registered: frozenset[bytes] = frozenset()) -> None:
+    def __init__(self, rules: Rules, registered: Mapping[str, bytes] | None = None) -> None:
         self.rules = rules
-        self._registered = registered
+        self._registered = registered or {}
 
     def total(self, ask: Ask, clients: Sequence[str], question: Question) -> Total:
         """See `SecureSum`."""
@@ -534,7 +537,7 @@ class Masking(SecureSum):
             client: _parts(reply)
             for client, reply in replies.items()
             if reply["agreement"].tobytes() == agreed
-            and (not signed or self._is_signed(reply, question))
+            and (not signed or self._is_signed(client, reply, question))
         }
         times = Counter(part for each in parts.values() for part in each)
         return {
@@ -543,11 +546,11 @@ class Masking(SecureSum):
             if all(times[part] == 1 for part in each) and all(map(is_usable, each[:2]))
         }
 
-    def _is_signed(self, advertised: Values, question: Question) -> bool:
+    def _is_signed(self, client: str, advertised: Values, question: Question) -> bool:
         keys, identity, signature = (
             advertised[name].tobytes() for name in ("keys", "identity", "signature")
         )
-        known = not self._registered or identity in self._registered
+        known = self._registered.get(client, identity) == identity
         return known and is_signed(
             identity, signature, _advertised(question.run, question.number, keys)
         )
@@ -591,26 +594,29 @@ class Masking(SecureSum):
         One holder of wrong shares is found by leaving out one after the other, where enough are
         left without it.
         """
-        wrong = ""
-        for left_out in (None, *holders):
-            some = [c for c in holders if c != left_out][: self.rules.min_survivors]
-            if len(some) < self.rules.min_survivors:
+        least = self.rules.min_survivors
+        found: dict[str, bytes] = {}
+        for left_out in (None, *holders[: min(least, MOST_TRIES)]):
+            some = [c for c in holders if c != left_out][:least]
+            misfits = [c for c in members if c not in found]
+            if not misfits or len(some) < least:
                 break
-            weights = shamir.weights([place[client] + 1 for client in some])
-            found = shamir.join(weights, np.stack([opened[client]["shares"] for client in some]))
-            misfits = [
-                client
-                for client, secret in zip(members, found, strict=True)
-                if not _fits(secret, advertised[client], client in dropped)
-            ]
-            if not misfits:
-                return {c: s for c, s in zip(members, found, strict=True) if s is not None}
-            wrong = wrong or misfits[0]
-        raise AggregationAborted(
-            f"the shares of the keys of {wrong} do not fit what it has sent before: it, or clients "
-            "that hold them, did not follow the protocol. No sum was opened, and what was charged "
-            "for it stays charged"
-        )
+            rows = [members.index(client) for client in misfits]
+            secrets_ = shamir.join(
+                shamir.weights([place[client] + 1 for client in some]),
+                np.stack([opened[client]["shares"][rows] for client in some]),
+            )
+            for client, secret in zip(misfits, secrets_, strict=True):
+                if secret is not None and _fits(secret, advertised[client], client in dropped):
+                    found[client] = secret
+        for client in members:
+            if client not in found:
+                raise AggregationAborted(
+                    f"the shares of the keys of {client} do not fit what it has sent before: it, "
+                    "or clients that hold them, did not follow the protocol. No sum was opened, "
+                    "and what was charged for it stays charged"
+                )
+        return found
 
     def _enough(self, there: list[str], asked: Sequence[str], have_done: str) -> list[str]:
         """Who is there, of those that were asked, or an error if these are too few."""
@@ -683,10 +689,8 @@ def _left_over(
             yield pair_key(key, theirs, b"mask", context, pair), _sign(*pair)
 
 
-def _fits(secret: bytes | None, advertised: Values, is_key: bool) -> bool:
+def _fits(secret: bytes, advertised: Values, is_key: bool) -> bool:
     """Whether an opened secret is the seed, or the mask key, that fits what was advertised."""
-    if secret is None:
-        return False
     if is_key:
         return public_key(X25519PrivateKey.from_private_bytes(secret)) == _mask_key(advertised)
     return digest(secret) == bytes(advertised["commitment"].tobytes())

@@ -260,7 +260,7 @@ that holds the records; if you know neither, private_ranges() buys them
         """
         if isinstance(model, type):
             raise ParameterError(f"model is the class {model.__name__}: give one, with its numbers")
-        records = self.counted_size if n_records is None or self.unit == "client" else n_records
+        records = self.counted_size if n_records is None else n_records
         return model.plan(self, n_clients=n_clients, n_features=n_features, n_records=records)
 
     def to_dict(self) -> dict[str, Any]:

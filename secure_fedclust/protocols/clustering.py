@@ -15,13 +15,13 @@ class Clustering:
     """Global centres and, where the system knows it, the clusters that each client holds.
 
     `n_records` is the noisy number of records of a client, on average, where a private run knows;
-    `weights` the noisy number of records of each cluster, before any refinement.
+    `weights` the noisy numbers of records that each client has of each cluster.
     """
 
     centers: Floats
     client_clusters: Mapping[str, list[int]] | None = None
     n_records: float | None = None
-    weights: Floats | None = None
+    weights: Mapping[str, Floats] | None = None
 
 
 def stack(replies: Mapping[str, Values], name: str) -> Any:

@@ -355,7 +355,10 @@ def refine(session: Session, found: Clustering, share: float) -> Clustering:
     """
     if found.weights is not None:
         counted = _ask_refine(session, found.centers, CONFIRM_SHARE * share, COUNTS_ONLY)
-        found = _without(found, counted.counts < FEWER * found.weights)
+        # Those that dropped out had clusters too, of which the sum says nothing.
+        there = session.sums[-1].survivors if session.sums else session.clients
+        wanted = sum(w for client, w in found.weights.items() if client in there)
+        found = _without(found, np.asarray((wanted > 0) & (counted.counts < FEWER * wanted)))
         share *= 1 - CONFIRM_SHARE
     domain = session.domain
     weight = round_count_weight(domain.n_features, session.spec.adjacency)
@@ -564,10 +567,12 @@ def run_on_synopsis(
         for (client, part), (maximisers, _) in zip(parts.items(), stepped(), strict=True)
     ]
     found = _merge(None, final)
-    weights = np.zeros(len(found.centers))
+    weights = {}
     for (client, maximisers, _), part in zip(final, parts.values(), strict=True):
         held = np.asarray((found.client_clusters or {})[client])
-        np.add.at(weights, held[assign(part.points, maximisers)], part.weights)
+        clusters = held[assign(part.points, maximisers)]
+        counts = np.bincount(clusters, part.weights, len(found.centers))
+        weights[client] = np.asarray(counts, dtype=np.float64)
     return replace(found, weights=weights)
 
 

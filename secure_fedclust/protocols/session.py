@@ -85,6 +85,8 @@ class Session:
         self.clients = tuple(engine.clients)
         if not self.clients:
             raise ProtocolError("the engine reaches no clients")
+        self.participants = self.clients
+        """Clients that are asked for sums: all, unless some could not be counted in."""
         self.spec = spec
         self.history: list[Exchange] = []
         self.n_features = n_features
@@ -304,7 +306,7 @@ class Session:
             length=sum(map(math.prod, shapes.values())),
             largest=lambda n: SumGrid.of(query, self.spec, limit, share, n).largest,
         )
-        total = secure_sum.total(ask, self.clients, question)
+        total = secure_sum.total(ask, self.participants, question)
         grid = SumGrid.of(query, self.spec, limit, share, total.n_clients)
         ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
         parts = np.split(total.steps, ends)

@@ -43,7 +43,7 @@ def server_end(
     spec: PrivacySpec, identities: Mapping[str, Identity] | None = None
 ) -> SecureSum | None:
     """How the server learns sums; None where it sees every client's answer."""
-    return None if spec.protection == "none" else Masking(_rules(spec), _registered(identities))
+    return None if spec.protection == "none" else Masking(_rules(spec), _publics(identities))
 
 
 def client_ends(
@@ -53,12 +53,12 @@ def client_ends(
     if spec.protection == "none":
         return dict.fromkeys(names)
     known = identities_for(spec, names) if identities is None else identities
-    rules, registered = _rules(spec), _registered(known)
+    rules, registered = _rules(spec), frozenset(_publics(known).values())
     return {name: MaskingClient(rules, known.get(name), registered) for name in names}
 
 
-def _registered(identities: Mapping[str, Identity] | None) -> frozenset[bytes]:
-    return frozenset(identity.public for identity in (identities or {}).values())
+def _publics(identities: Mapping[str, Identity] | None) -> dict[str, bytes]:
+    return {name: identity.public for name, identity in (identities or {}).items()}
 
 
 def _least_honest(spec: PrivacySpec) -> int:

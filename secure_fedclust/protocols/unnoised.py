@@ -8,13 +8,14 @@ region it is about: clients that were told different ones have masks that do not
 """
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from secure_fedclust.arrays import Floats
-from secure_fedclust.errors import ParameterError
+from secure_fedclust.errors import FederationWarning, ParameterError
 from secure_fedclust.messages import Array, Integer, Real, Stage, Values, stage, steps
 from secure_fedclust.privacy import sensitivity as formulas
 from secure_fedclust.privacy.domain import Domain
@@ -136,6 +137,15 @@ def agree_on_region(session: Session) -> None:
     center = session.domain.leave(mean)
     session.region = None
     session.region = _cube(session, center)
+    # Nobody knows whether the cube holds the records of a client that was not asked about them.
+    session.participants = session.sums[-1].survivors
+    if left_out := [c for c in session.clients if c not in session.participants]:
+        warnings.warn(
+            f"{', '.join(left_out)}: left out of the run, for lack of a reply when the region of "
+            "all records was agreed on",
+            FederationWarning,
+            stacklevel=3,
+        )
 
 
 def _cube(session: Session, center: Floats) -> Cube:

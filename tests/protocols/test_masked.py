@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -399,6 +400,24 @@ def test_a_client_without_any_spread_does_not_blur_the_others():
     np.testing.assert_allclose(found, [-3e-8, 0, 3e-8], atol=1e-8)
 
 
+@pytest.mark.parametrize("exchange", [2, 10])
+def test_a_client_whose_magnitude_was_not_counted_is_not_cut_off_unseen(exchange):
+    """What the cube was chosen without may lie outside it."""
+    rng = np.random.default_rng(0)
+    clients = {f"c{i}": rng.normal([[-3.0], [3.0]] * 50) for i in range(6)}
+    clients["c0"] = clients["c0"] + 1000.0
+    spec = PrivacySpec.none(reason="test", protection="masking")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = FKM(3, privacy=spec, random_state=0)
+        model.fit(clients, faults=[Fault("c0", exchange, "drop")])
+    there = "c0" in model.result_.sums[-1].survivors
+    assert there == (exchange == 2)
+    assert any("c0: left out of the run" in str(w.message) for w in caught) == (not there)
+    far = np.abs(model.cluster_centers_ - 1000).min()
+    assert far < 5 if there else np.abs(model.cluster_centers_).max() < 6
+
+
 @pytest.mark.parametrize("offset", [0.0, 1e5])
 @each_width
 def test_sums_without_noise_are_exact_and_say_so(d, offset):
@@ -532,7 +551,11 @@ def test_one_holder_of_wrong_shares_does_not_stop_a_sum_that_enough_others_can_o
         fit(FKM(3), records(2), spec_of(2, min_survivors=5), engine=engine)
 
 
-@pytest.mark.parametrize("change", [another_identity, unknown_identity])
+def all_of_another(replies, **_):
+    return replies["c3"]
+
+
+@pytest.mark.parametrize("change", [another_identity, unknown_identity, all_of_another])
 def test_a_false_identity_throws_nobody_out_but_its_bearer(change):
     engine = rewriting(masking.ADVERTISE, change)
     model = fit(FKM(3), records(2), spec_of(2, active_server=True), engine=engine)
@@ -607,9 +630,47 @@ def test_a_plan_says_what_falls_back_and_what_else_is_seen(d):
 
 def test_whole_clients_are_planned_as_they_are_run_and_more_of_them_would_help():
     spec = spec_of(2, unit="client")
-    plan = spec.plan(FKM(3), n_clients=N_CLIENTS, n_features=2, n_records=10**6)
-    assert plan.feasibility.verdict == "poor"
-    assert f"{plan.feasibility.records} clients" in str(plan)
+    numbers = {"n_clients": N_CLIENTS, "n_features": 2, "n_records": 10**6}
+    for plan in (spec.plan(FKM(3), **numbers), FKM(3).plan(spec, **numbers)):
+        assert plan.feasibility.verdict == "poor"
+        assert f"{plan.feasibility.records} clients" in str(plan)
+
+
+def test_a_ledger_that_experiments_were_charged_to_claims_nothing_for_all_runs():
+    ledger = Ledger.create(None, epsilon=9.0, delta=1e-5)
+    local = PrivacySpec(epsilon=1.0, delta=1e-5, ranges=[(-4, 4)] * 2)
+    assert (
+        "all runs so far"
+        in fit(FKM(3), records(2), local, sampler="secure", ledger=ledger).guarantee_
+    )
+    fit(FKM(3), records(2), local, sampler="fast", ledger=ledger)
+    said = fit(FKM(3), records(2), local, sampler="secure", ledger=ledger).guarantee_
+    assert said.endswith("for this run alone: others on the ledger have no guarantee")
+
+
+def test_what_a_row_does_not_say_is_taken_for_the_least():
+    ledger = Ledger.create(None, epsilon=9.0, delta=1e-5)
+    fit(FKM(3), records(2), spec_of(2), ledger=ledger, sampler="secure")
+    charge = ledger.rows()[0].charge
+    assert ledger.quorums() == {(4, 1, False)}
+    ledger.charge(replace(charge, inputs={"radius": 1.0}))
+    assert ledger.quorums() == {(4, 1, False), (0, 0, False)}
+
+
+def test_clusters_of_clients_that_dropped_out_of_the_count_are_kept():
+    rng = np.random.default_rng(0)
+    corners = np.array([[-15.0, -15.0], [15.0, -15.0], [-15.0, 15.0], [15.0, 15.0]])
+    clients = {
+        f"c{i}": rng.normal(corners[(0, 1) if i > 1 else (2, 3), :].repeat(300, axis=0))
+        for i in range(8)
+    }
+    spec = spec_of(2, epsilon=8.0, ranges=[(-20, 20)] * 2, public_size=600, min_survivors=5)
+    # The synopsis is the first exchange; vectors of the count are the fourth.
+    faults = [Fault(name, 3, "drop") for name in ("c0", "c1")]
+    model = fit(FedGEM(2), clients, spec, faults=faults)
+    assert [len(opened.survivors) for opened in model.result_.sums] == [6, 8]
+    gaps = np.linalg.norm(corners[:, None] - model.cluster_centers_[None], axis=2).min(axis=1)
+    assert gaps.max() < 0.5
 
 
 def test_a_run_without_noise_is_not_charged_to_a_ledger():
