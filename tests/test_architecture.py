@@ -31,7 +31,7 @@ def imports_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            # Tests have no package of their own that a helper could be named in.
+            # Tests have no package of their own, so that what they share is named by its place.
             assert node.level == 0 or ROOT / "tests" in path.parents, f"{path}: relative import"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
