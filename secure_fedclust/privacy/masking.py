@@ -27,16 +27,29 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from numpy.typing import NDArray
 
 from secure_fedclust.arrays import Ints
 from secure_fedclust.errors import AggregationAborted, ParameterError, ProtocolError
-from secure_fedclust.messages import ANCHOR, Array, Bounds, Integer, Stage, Values, stage
+from secure_fedclust.messages import Bounds, Stage, Values
 from secure_fedclust.privacy import shamir
 from secure_fedclust.privacy.identity import SIGNATURE_BYTES, Identity, is_signed
+from secure_fedclust.privacy.masking_stages import (
+    ADVERTISE,
+    BOUNDS,
+    CONFIRM,
+    MASK,
+    SEALED_BYTES,
+    SHARE,
+    UNMASK,
+    Bytes,
+    Rules,
+    advertised_text,
+    cohort_digest,
+    confirmed_text,
+    context_of,
+)
 from secure_fedclust.privacy.masks import (
     KEY_BYTES,
-    TAG_BYTES,
     add_masks,
     digest,
     is_usable,
@@ -58,150 +71,11 @@ from secure_fedclust.privacy.secure_sum import (
     check_range,
 )
 
-SMALLEST_COHORT = 3
-"""Of two clients, each could subtract its own vector from the sum and see the other's."""
-
 MOST_TRIES = 32
 """Holders that are left out, one after the other, in search of one whose shares are wrong."""
 
 MOST_NAMES = 10
 """Clients that an error names."""
-
-LARGEST_COHORT = 1 << 12
-"""Everybody shares with everybody: beyond a few thousand that is too much to send."""
-
-SEALED_BYTES = 2 * 2 * KEY_BYTES + TAG_BYTES
-"""Two shared secrets, two bytes for the share of a byte, and a tag."""
-
-Bytes = NDArray[np.uint8]
-
-_ROUND = {"number": Integer()}
-_SIGNATURES = Array(("signed", "signature"), "uint8")
-
-
-def _places_of(dimension: str) -> Array:
-    """Places in the cohort, counted from 0."""
-    return Array((dimension,), "int64", minimum=0, largest=LARGEST_COHORT)
-
-
-ADVERTISE = stage(
-    "masking/advertise",
-    request=_ROUND,
-    reply={
-        "keys": Array(("keys",), "uint8"),
-        "commitment": Array(("commitment",), "uint8"),
-        "agreement": Array(("agreement",), "uint8"),
-        "identity": Array(("identity",), "uint8"),
-        "signature": Array(("signature",), "uint8"),
-    },
-    form="key",
-)
-SHARE = stage(
-    "masking/share",
-    request={
-        **_ROUND,
-        "keys": Array(("n", "keys"), "uint8"),
-        "identities": Array(("signed", "identity"), "uint8"),
-        "signatures": _SIGNATURES,
-    },
-    reply={"sealed": Array(("n", "sealed"), "uint8")},
-    form="sealed",
-)
-MASK = stage(
-    "masking/mask",
-    request={
-        **_ROUND,
-        "members": _places_of("members"),
-        "sealed": Array(("members", "sealed"), "uint8"),
-        "question": Array(("bytes",), "uint8"),
-    },
-    reply={"masked": Array(("length",), "uint64"), **ANCHOR},
-    form="masked",
-)
-CONFIRM = stage(
-    "masking/confirm",
-    request={**_ROUND, "survivors": _places_of("members")},
-    reply={"signature": Array(("signature",), "uint8")},
-    form="key",
-)
-UNMASK = stage(
-    "masking/unmask",
-    request={
-        **_ROUND,
-        "survivors": _places_of("members"),
-        "dropped": _places_of("others"),
-        "signers": _places_of("signed"),
-        "signatures": _SIGNATURES,
-    },
-    reply={"shares": Array(("shares", "share"), "uint16", largest=shamir.PRIME - 1)},
-    form="share",
-)
-
-BOUNDS: Bounds = {
-    "n": (SMALLEST_COHORT, LARGEST_COHORT),
-    "members": (0, LARGEST_COHORT),
-    "others": (0, LARGEST_COHORT),
-    "signed": (0, LARGEST_COHORT),
-    "keys": 2 * KEY_BYTES,
-    "identity": KEY_BYTES,
-    "signature": SIGNATURE_BYTES,
-    "sealed": SEALED_BYTES,
-    "bytes": (0, MAX_QUESTION),
-}
-"""Sizes of what a client is sent."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What all clients have agreed on beforehand; no number of it comes from the server.
-
-    Parameters
-    ----------
-    min_survivors : int
-        Vectors that must be in a sum, and shares that open it.
-    colluders : int
-        Clients that may share what they know with the server.
-    agreement : bytes
-        The privacy spec, in bytes: it goes into the derivation of keys.
-    active_server : bool
-        Whether clients sign, and check what the server shows to others.
-    least_honest : int
-        Vectors of honest clients that a sum must have: two where there is no noise in them.
-    """
-
-    min_survivors: int
-    colluders: int
-    agreement: bytes = b""
-    active_server: bool = False
-    least_honest: int = 1
-
-    def check(self, n_clients: int) -> None:
-        """Refuse a cohort that is too small, or too large to keep apart two sets of survivors."""
-        n, threshold, colluders = n_clients, self.min_survivors, self.colluders
-        check_cohort(n)
-        if threshold > n:
-            raise ParameterError(f"min_survivors={threshold} of {n} clients: give at most {n}")
-        least = max(colluders + self.least_honest, 2)
-        if threshold < least:
-            raise ParameterError(
-                f"min_survivors={threshold} with {colluders} colluders: one client's vector could "
-                f"be seen; give at least {least}"
-            )
-        if self.active_server and 2 * threshold <= n + colluders:
-            raise ParameterError(
-                f"min_survivors={threshold} of {n} clients with {colluders} colluders: a server "
-                "that does not keep to the protocol could open two sums of one round; give at "
-                f"least {(n + colluders) // 2 + 1}"
-            )
-
-
-def check_cohort(n_clients: int) -> None:
-    """Refuse a number of clients that cannot be masked."""
-    if not SMALLEST_COHORT <= n_clients <= LARGEST_COHORT:
-        raise ParameterError(
-            f"a cohort of {n_clients} clients: masking needs {SMALLEST_COHORT} to "
-            f"{LARGEST_COHORT}; without it (protection='none') there may be any number"
-        )
 
 
 @dataclass
@@ -300,7 +174,7 @@ class MaskingClient(Summand):
         identity = signature = b""
         if self._identity is not None and self.rules.active_server:
             identity = self._identity.public
-            signature = self._identity.sign(_advertised(run, number, round_.public))
+            signature = self._identity.sign(advertised_text(run, number, round_.public))
         return {
             "keys": _array(round_.public),
             "commitment": _array(digest(seed)),
@@ -365,7 +239,7 @@ class MaskingClient(Summand):
         round_.survivors = self._survivors(round_, survivors)
         if self._identity is None:
             raise ProtocolError("this client has no identity to sign with")
-        text = _confirmed(round_.context, round_.survivors)
+        text = confirmed_text(round_.context, round_.survivors)
         return {"signature": _array(self._identity.sign(text))}
 
     def _unmask(
@@ -423,7 +297,7 @@ class MaskingClient(Summand):
         for row, identity, signature in zip(rows, known, signatures, strict=True):
             if identity not in self._registered:
                 raise ProtocolError("the cohort has a client that is not registered")
-            text = _advertised(round_.run, round_.number, row)
+            text = advertised_text(round_.run, round_.number, row)
             if not is_signed(identity, signature.tobytes(), text):
                 raise ProtocolError("the cohort has keys that their owner did not sign")
 
@@ -434,7 +308,7 @@ class MaskingClient(Summand):
         if not set(who) <= set(alive):
             raise ProtocolError("only survivors confirm who has survived")
         self._check_number(len(who))
-        text = _confirmed(round_.context, alive)
+        text = confirmed_text(round_.context, alive)
         for member, signature in zip(who, signatures, strict=True):
             if not is_signed(round_.identities[member], signature.tobytes(), text):
                 raise ProtocolError(
@@ -552,7 +426,7 @@ class Masking(SecureSum):
         )
         known = self._registered.get(client, identity) == identity
         return known and is_signed(
-            identity, signature, _advertised(question.run, question.number, keys)
+            identity, signature, advertised_text(question.run, question.number, keys)
         )
 
     def _roster(self, replies: list[Values]) -> Values:
@@ -630,25 +504,6 @@ class Masking(SecureSum):
                 "when they are back, or with a lower min_survivors, which means more noise"
             )
         return there
-
-
-def cohort_digest(run: str, number: int, rules: Rules, keys: Bytes, identities: Bytes) -> bytes:
-    """What a client was shown of the cohort, and what it has agreed on, in 32 bytes."""
-    shown = keys.tobytes(), identities.tobytes()
-    return digest(run.encode(), number.to_bytes(8), rules.agreement, *shown)
-
-
-def context_of(cohort: bytes, members: Ints, question: bytes) -> bytes:
-    """What masks depend on besides keys: the cohort, who is in it still, and the question."""
-    return digest(cohort, members.astype("<i8").tobytes(), question)
-
-
-def _advertised(run: str, number: int, keys: bytes) -> bytes:
-    return digest(b"masking/advertise", run.encode(), number.to_bytes(8), keys)
-
-
-def _confirmed(context: bytes, survivors: tuple[int, ...]) -> bytes:
-    return digest(b"masking/confirm", context, _ints(survivors).astype("<i8").tobytes())
 
 
 def _sign(place: int, other: int) -> int:

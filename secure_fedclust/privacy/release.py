@@ -123,10 +123,12 @@ class Releases:
         grid = SumGrid.of(query, self.spec, self.limit, share, n_clients)
         exact = exact_sum(query, X, self.spec, grid)
         sigma, slack = noise_level(exact, self.limit.mu * math.sqrt(share))
-        if grid.client_sigma < MIN_CLIENT_NOISE:
+        # From what is charged, so that the two cannot part.
+        part = sigma / math.sqrt(self.spec.honest_survivors)
+        if part < MIN_CLIENT_NOISE:
             raise ParameterError(
                 f"min_survivors={self.spec.min_survivors}: each client's noise would be "
-                f"{grid.client_sigma:.3g} grid steps, at least {MIN_CLIENT_NOISE} are needed"
+                f"{part:.3g} grid steps, at least {MIN_CLIENT_NOISE} are needed"
             )
         quorum = {
             "min_survivors": float(self.spec.min_survivors or 0),
@@ -136,7 +138,7 @@ class Releases:
         self._charge(
             exact, sigma, slack, quorum, run=run, step=step, message=f"{message}{IN_A_SUM}"
         )
-        return noise(exact, grid.client_sigma, sampler_named(self.sampler))
+        return noise(exact, part, sampler_named(self.sampler))
 
     def _charge(
         self,

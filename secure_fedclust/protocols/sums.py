@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from secure_fedclust.errors import ParameterError
 from secure_fedclust.privacy.identity import Identity
-from secure_fedclust.privacy.masking import Masking, MaskingClient, Rules, check_cohort
+from secure_fedclust.privacy.masking import Masking, MaskingClient
+from secure_fedclust.privacy.masking_stages import Rules, check_cohort
 from secure_fedclust.privacy.secure_sum import SecureSum, Summand
 from secure_fedclust.privacy.spec import PrivacySpec
 

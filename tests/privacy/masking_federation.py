@@ -214,7 +214,7 @@ def claims_to_agree(f):
 def advertised(identity, number, run=RUN):
     """New keys, whose they are, and a signature for them."""
     keys = public_key(X25519PrivateKey.generate()) + public_key(X25519PrivateKey.generate())
-    signature = identity.sign(masking._advertised(run, number, keys))
+    signature = identity.sign(masking.advertised_text(run, number, keys))
     return tuple(np.frombuffer(x, dtype=np.uint8) for x in (keys, identity.public, signature))
 
 

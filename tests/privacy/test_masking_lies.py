@@ -13,12 +13,12 @@ from secure_fedclust.privacy import masking, shamir
 from secure_fedclust.privacy.masking import (
     ADVERTISE,
     CONFIRM,
-    LARGEST_COHORT,
     MASK,
     SHARE,
     UNMASK,
     MaskingClient,
 )
+from secure_fedclust.privacy.masking_stages import LARGEST_COHORT
 
 from .masking_federation import (
     NOTHING,
@@ -94,7 +94,7 @@ class World:
 
     def signed(self, context, survivors, signers=range(5)):
         """What these clients sign who were shown this."""
-        text = masking._confirmed(context, tuple(survivors))
+        text = masking.confirmed_text(context, tuple(survivors))
         found = [self.identity(i).sign(text) for i in signers]
         return np.stack([np.frombuffer(each, dtype=np.uint8) for each in found])
 
@@ -489,7 +489,7 @@ def test_confirmations_as_the_lies_make_them_are_those_of_the_clients():
     np.testing.assert_array_equal(request["signatures"], world.signed(world.context(), range(5)))
     keys, identity, signature = stranger(1)
     assert masking.is_signed(
-        identity.tobytes(), signature.tobytes(), masking._advertised(RUN, 1, keys.tobytes())
+        identity.tobytes(), signature.tobytes(), masking.advertised_text(RUN, 1, keys.tobytes())
     )
 
 

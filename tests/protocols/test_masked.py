@@ -534,7 +534,7 @@ def another_identity(replies, **_):
 
 def unknown_identity(replies, run, step):
     stranger = Identity()
-    text = masking._advertised(run, step, replies["c1"]["keys"].tobytes())
+    text = masking.advertised_text(run, step, replies["c1"]["keys"].tobytes())
     return replies["c1"] | {
         "identity": np.frombuffer(stranger.public, np.uint8),
         "signature": np.frombuffer(stranger.sign(text), np.uint8),
