@@ -35,10 +35,10 @@ from secure_fedclust.engines import InProcessEngine
 from secure_fedclust.messages import Bounds, Envelope, Stage, Values
 from secure_fedclust.privacy.masks import KEY_BYTES, add_masks
 from secure_fedclust.privacy.release import ExactSums
-from secure_fedclust.privacy.secure_sum import Question, Summand
+from secure_fedclust.privacy.secure_sum import Contribution, Question, Summand
 from secure_fedclust.protocols.client import PrivateClient
 from secure_fedclust.protocols.session import Session
-from secure_fedclust.protocols.sums import client_ends, server_end
+from secure_fedclust.protocols.sums import ends_for, server_end
 from secure_fedclust.result import Exchange
 
 MODULUS = 2**32
@@ -100,9 +100,9 @@ class Holder(PrivateClient):
         self.replies: list[bytes] = []
 
     def _contribute(
-        self, question: bytes, n_clients: int, *, run: str, number: int
-    ) -> tuple[Ints, Values]:
-        return self.vector, self._anchor()
+        self, question: bytes, n_clients: int, *, run: str, number: int | None
+    ) -> Contribution:
+        return Contribution(self.vector, VALUES_BELOW, self._anchor())
 
     def _keep(self, envelope: Envelope, request: bytes, reply: bytes) -> None:
         self.replies.append(reply)
@@ -121,7 +121,7 @@ def our_spec(n_clients: int) -> PrivacySpec:
 def our_clients(inputs: Sequence[Ints]) -> dict[str, Holder]:
     """A client for each vector."""
     spec = our_spec(len(inputs))
-    ends = client_ends(spec, [f"client {i}" for i in range(len(inputs))])
+    ends = ends_for(spec, [f"client {i}" for i in range(len(inputs))]).clients
     pairs = zip(ends.items(), inputs, strict=True)
     return {name: Holder(vector, spec, end) for (name, end), vector in pairs}
 
@@ -143,7 +143,12 @@ def our_round(
         return session.ask(stage, requests, dict.fromkeys(requests, bounds))
 
     question = Question(
-        session.run, 0, b"benchmark", len(inputs[0]), largest=lambda n: n * VALUES_BELOW
+        session.run,
+        0,
+        b"benchmark",
+        len(inputs[0]),
+        reach=lambda n: VALUES_BELOW,
+        largest=lambda n: n * VALUES_BELOW,
     )
     total = secure_sum.total(ask, session.clients, question)
     np.testing.assert_array_equal(total.steps, plain_sum(inputs))

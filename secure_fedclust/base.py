@@ -195,7 +195,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             releases=releases,
             n_clients=n_clients,
             feasibility=feasibility,
-            sum_exchanges=spec.exchanges_per_sum,
+            spec=spec,
             fallback=fallback(spec, limit, max(0.0, 1 - summed), summed),
         )
 
@@ -332,7 +332,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             raise ParameterError(
                 f"unit='client' with {type(self).__name__}: the server looks at what each client "
                 "releases, and noise that hides a whole client would leave nothing of it; use FKM "
-                "with protection='masking', which needs only sums"
+                "with protection='masking' or 'ckks', which needs only sums"
             )
 
     def _check_unprotected(self, spec: PrivacySpec) -> None:
@@ -452,7 +452,8 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             return n
         each = spec.exchanges_per_sum
         refined = len(self._refinement_releases(1, 1.0))
-        return n * each if self._sums_only() else n + refined * each
+        keys = 1 if spec.protection == "ckks" else 0
+        return keys + (n * each if self._sums_only() else n + refined * each)
 
 
 def _warn_poor(feasibility: Feasibility) -> None:

@@ -263,7 +263,7 @@ def _ledger_show(arguments: argparse.Namespace) -> None:
         for quorum in sorted(ledger.quorums()):
             print(
                 f"some releases are in sums over {quorum.min_survivors} clients or more, and hold "
-                f"against {adversary(quorum.colluders, quorum.active_server)}"
+                f"against {adversary(*quorum[1:])}"
             )
         if clients:
             _print_table(list(clients[0]), [list(client.values()) for client in clients])

@@ -284,9 +284,9 @@ class Schema:
         return sizes
 
 
-Form = Literal["plain", "noisy", "masked", "sealed", "key", "share"]
-"""What a reply is to whoever sees it: as computed, with noise, under masks, encrypted for another
-client, a public key, or a share of a key that opens a sum."""
+Form = Literal["plain", "noisy", "masked", "encrypted", "sealed", "key", "share", "opened"]
+"""What a reply is to whoever sees it: as computed, with noise, under masks, encrypted for a key
+holder, encrypted for another client, a public key, a share of a key that opens a sum, or a sum."""
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,9 @@ class Exchange:
     down, up : mapping of client to int
         Bytes sent to and received from each client.
     form : str
-        What the replies are to the server: ``plain``, ``noisy``, ``masked``, ``sealed`` (encrypted
-        for another client), ``key`` (a public one) or ``share`` (of a key that opens a sum).
+        What the replies are to the server: ``plain``, ``noisy``, ``masked``, ``encrypted`` (for a
+        key holder), ``sealed`` (encrypted for another client), ``key`` (a public one), ``share``
+        (of a key that opens a sum) or ``opened`` (a sum).
     seconds : float or None
         From the first request to the last reply, as the server saw it.
     centers : array or None
@@ -97,9 +98,11 @@ MEANING = {
     "plain": "as they are",
     "noisy": "with noise enough for each",
     "masked": "under masks",
+    "encrypted": "encrypted for the key holder",
     "sealed": "encrypted for other clients",
     "key": "public keys, hashes or signatures",
     "share": "parts of keys that open a sum",
+    "opened": "sums that it has opened",
 }
 """Forms of what a party saw, in words."""
 

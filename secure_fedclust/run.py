@@ -20,7 +20,7 @@ from secure_fedclust.privacy.release import ExactSums, Releases
 from secure_fedclust.privacy.spec import PrivacySpec, adversary
 from secure_fedclust.protocols.client import Client, PrivateClient
 from secure_fedclust.protocols.session import Session
-from secure_fedclust.protocols.sums import client_ends, identities_for, server_end, with_quorum
+from secure_fedclust.protocols.sums import ends_for, server_end, with_quorum
 from secure_fedclust.records import Clients, check_clients
 
 Progress = Callable[[int, int], None]
@@ -95,7 +95,8 @@ class Run:
             return ""
         colluders = min(quorum.colluders for quorum in found)
         active = all(quorum.active_server for quorum in found)
-        return f"; all of them together only against {adversary(colluders, active)}"
+        key_holder = any(quorum.key_holder for quorum in found)
+        return f"; all of them together only against {adversary(colluders, active, key_holder)}"
 
     def spent(self) -> dict[str, float]:
         """Epsilon that the run has cost each client, at the spec's delta: information, no claim.
@@ -197,8 +198,7 @@ def open_run(
     if spec.is_private:
         _check_names(records)
     spec = with_quorum(spec, len(records))
-    identities = identities_for(spec, list(records))
-    summands = client_ends(spec, list(records), identities)
+    ends = ends_for(spec, list(records))
     children = rng.spawn(len(records))
     members: dict[str, Client] = {}
     book = _open_ledger(ledger, spec) if spec.is_private else None
@@ -212,39 +212,38 @@ def open_run(
             if book is not None:
                 outlet = Releases(name, spec, book, sampler)
                 outlet.require_room()
-            members[name] = client_class(X, spec, child, outlet, summands[name])
+            members[name] = client_class(X, spec, child, outlet, ends.clients[name])
         elif book is None and spec.protection == "none":
             members[name] = client_class(X, spec, child)
         else:
             raise TypeError(f"{client_class.__name__} does not protect what it sends")
     done = 0
 
-    def count(_: str) -> None:
+    def count(party: str) -> None:
         nonlocal done
-        done += 1
+        if party not in members:
+            return
+        expected = len(records) * n_exchanges
+        done = min(done + 1, expected)
         if on_progress is not None:
-            on_progress(done, len(records) * n_exchanges)
+            on_progress(done, expected)
 
-    if unknown := {fault.client for fault in faults} - set(members):
+    if unknown := {fault.client for fault in faults} - set(members) - set(ends.others):
         raise ParameterError(f"faults: there is no client {sorted(unknown)[0]!r}")
     handlers = {name: client.handle for name, client in members.items()}
-    engine = InProcessEngine(handlers, faults=faults, on_reply=count)
+    engine = InProcessEngine(handlers, others=ends.others, faults=faults, on_reply=count)
     clipped = {n: c.share_clipped for n, c in members.items() if isinstance(c, PrivateClient)}
     _warn_clipped(clipped)
-    session = Session(engine, spec, records.n_features, server_end(spec, identities))
+    session = Session(engine, spec, records.n_features, ends.server)
     return Run(session, records, book, sampler, ledger is None, clipped, left_out)
 
 
 def check_available(spec: PrivacySpec) -> None:
     """Refuse a promise that this version has no protocols for."""
-    if spec.protection == "ckks":
-        raise ParameterError(
-            "protection='ckks' is not available in this version: use 'masking' or 'none'"
-        )
     if spec.unit == "client" and spec.protection == "none":
         raise ParameterError(
             "unit='client' is not available with protection='none': noise that hides a whole "
-            "client would leave nothing of its message; use protection='masking', or "
+            "client would leave nothing of its message; use protection='masking' or 'ckks', or "
             "unit='record'"
         )
 

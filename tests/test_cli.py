@@ -280,7 +280,12 @@ def test_a_masked_run_says_what_it_assumes_and_so_do_its_plan_and_its_ledger(
     assert "in sums over 3 clients or more, and hold against the server" in shown
     assert main(["ledger", "show", str(out / "ledger.sqlite"), "--json"]) == 0
     [quorum] = json.loads(capsys.readouterr().out)["sums"]
-    assert quorum == {"min_survivors": 3, "colluders": 1, "active_server": False}
+    assert quorum == {
+        "min_survivors": 3,
+        "colluders": 1,
+        "active_server": False,
+        "key_holder": False,
+    }
     assert main(["run", str(masked_config), "--json"]) == 0
     [row] = json.loads(capsys.readouterr().out)
     assert row["mu"]["local"] == 0 and row["fallback"] == result.fallback

@@ -295,7 +295,6 @@ def test_a_ledger_file_needs_clients_with_names(tmp_path, no_draw):
     ("model", "spec", "message"),
     [
         (FKM(4, align="kmeans"), {}, "exact counts, which no noise covers: use align='index'"),
-        (FKM(4), {"protection": "ckks"}, "protection='ckks' is not available .* use 'masking'"),
         (FKM(4), {"unit": "client"}, "unit='client' is not available .* protection='masking'"),
         (FKM(4), {"ranges": [(0, 1)]}, "ranges: 1 given, the records have 2 features; give one"),
         (FKM(4), {"ranges": [(0, 1)] * 3}, "ranges: 3 given, the records have 2 features"),

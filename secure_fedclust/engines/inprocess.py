@@ -1,7 +1,7 @@
 """All clients in this process, called one after the other: simulations, sweeps and tests."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,6 +40,8 @@ class InProcessEngine:
     ----------
     handlers : mapping of client name to function
         Each takes a request and returns the reply.
+    others : mapping of name to function
+        Parties that are no clients.
     faults : sequence of Fault
     on_reply : function, optional
         Called with the client's name after each call.
@@ -49,10 +51,12 @@ class InProcessEngine:
         self,
         handlers: Mapping[str, Handler],
         *,
+        others: Mapping[str, Handler] | None = None,
         faults: Sequence[Fault] = (),
         on_reply: Callable[[str], None] | None = None,
     ) -> None:
-        self._handlers = dict(handlers)
+        self._clients = tuple(handlers)
+        self._handlers = {**handlers, **(others or {})}
         self._faults = {(fault.client, fault.exchange): fault.kind for fault in faults}
         self._on_reply = on_reply
         self._exchanges = 0
@@ -61,28 +65,26 @@ class InProcessEngine:
     @property
     def clients(self) -> tuple[str, ...]:
         """Names of the clients, in the order given."""
-        return tuple(self._handlers)
+        return self._clients
 
-    def exchange(self, requests: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Deliver each client its request and return the replies of those that answer."""
-        replies = {}
+    def exchange(self, requests: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
+        """Deliver each party its request and give the replies of those that answer."""
+        number, self._exchanges = self._exchanges, self._exchanges + 1
         for client, request in requests.items():
             try:
                 reply = self._handlers[client](request)
             except SecureFedClustError as error:
                 _log.warning("%s did not answer: %s", client, error)
             else:
-                received = self._receive(client, reply)
+                received = self._receive(client, number, reply)
                 if received is not None:
-                    replies[client] = received
+                    yield client, received
             if self._on_reply is not None:
                 self._on_reply(client)
-        self._exchanges += 1
-        return replies
 
-    def _receive(self, client: str, reply: bytes) -> bytes | None:
+    def _receive(self, client: str, number: int, reply: bytes) -> bytes | None:
         late = self._late.pop(client, None)
-        match self._faults.get((client, self._exchanges)):
+        match self._faults.get((client, number)):
             case "drop":
                 return late
             case "delay":

@@ -6,7 +6,8 @@ clients; nobody is told. It is the same whatever adds the vectors up. Three thin
 - noise must be so many steps that its being discrete costs the release no more than its share of
   the slack that the run has (docs/proofs/discrete_noise.md), and a record's contribution so many
   that truncating it does not show;
-- the sum should fit into 30 bits, since the smallest parameters of encryption hold no more;
+- the sum should fit into 30 bits, since the smallest parameters of encryption hold no more, or
+  else into what the next ones hold (`ckks.py`);
 - it must fit into 62 bits, or there is no grid.
 """
 
@@ -21,8 +22,9 @@ from secure_fedclust.privacy.queries import Query
 from secure_fedclust.privacy.sensitivity import Sensitivity, message
 from secure_fedclust.privacy.spec import PrivacySpec
 
-WANTED_BITS = 30
 MOST_BITS = 62
+WANTED_BITS = 30, 35, 46, MOST_BITS
+"""Sums have the fewest of these bits that leave a grid fine enough."""
 
 COARSE_BITS = 10
 """A sensitivity is at least two to this power of steps."""
@@ -41,6 +43,60 @@ _NOISE_REACH = 16.0
 
 
 @dataclass(frozen=True)
+class SumNeeds:
+    """What a sum needs of a grid, whatever is asked.
+
+    Attributes
+    ----------
+    mu : float
+        What it may cost; 0 without differential privacy.
+    steps : float
+        Least sensitivity, in steps.
+    records : int
+        Most records of a client.
+    reach : float
+        How far noise moves a number of the sum, in units of the sensitivity.
+    n_clients : int
+    """
+
+    mu: float
+    steps: float
+    records: int
+    reach: float
+    n_clients: int
+
+    @classmethod
+    def of(
+        cls,
+        coordinates: int,
+        spec: PrivacySpec,
+        limit: Limit | None,
+        share: float,
+        n_clients: int,
+    ) -> Self:
+        """The needs of a sum of so many numbers; the other parameters as in `SumGrid.of`."""
+        records = 1 if spec.unit == "client" else _most_records(spec)
+        if limit is None:
+            return cls(0.0, 2.0**EXACT_BITS, records, 0.0, n_clients)
+        mu = limit.mu * math.sqrt(share)
+        slack = TAIL * math.sqrt(coordinates / (24 * share * limit.slack))
+        steps = max(2.0**COARSE_BITS, mu * max(MIN_NOISE, slack))
+        reach = _NOISE_REACH * math.sqrt(n_clients / spec.honest_survivors) / mu
+        return cls(mu, steps, records, reach, n_clients)
+
+    @property
+    def most(self) -> float:
+        """Largest number of the sum, in units of the sensitivity."""
+        return self.n_clients * self.records + self.reach
+
+    @property
+    def bits(self) -> int:
+        """How many the sum has on the grid that is taken, about."""
+        least = math.log2(self.steps * self.most) + 1
+        return next((bits for bits in WANTED_BITS if least <= bits), MOST_BITS)
+
+
+@dataclass(frozen=True)
 class SumGrid:
     """How a sum over clients is quantised and noised.
 
@@ -55,6 +111,8 @@ class SumGrid:
         Standard deviation of each client's noise.
     client_largest : int
         Each client's totals are held to this, in steps, before noise.
+    client_reach : int
+        No number that a client sends is farther from zero than this.
     largest : int
         No number of the sum is farther from zero than this.
     """
@@ -63,6 +121,7 @@ class SumGrid:
     sigma: float
     client_sigma: float
     client_largest: int
+    client_reach: int
     largest: int
 
     @classmethod
@@ -87,33 +146,26 @@ class SumGrid:
                 f"unit='client': {type(query).__name__} needs a grid too fine for whole messages"
             )
         real = unit_sensitivity(query, spec).value
-        records = 1 if spec.unit == "client" else _most_records(spec)
-        needed = 2.0**EXACT_BITS if limit is None else 2.0**COARSE_BITS
-        reach = 0.0
-        if limit is not None:
-            mu = limit.mu * math.sqrt(share)
-            slack = TAIL * math.sqrt(query.coordinates / (24 * share * limit.slack))
-            needed = max(needed, mu * max(MIN_NOISE, slack))
-            reach = _NOISE_REACH * math.sqrt(n_clients / spec.honest_survivors) / mu
-        # In units of the sensitivity, the sum is this large at most.
-        most = n_clients * records + reach
-        fits = math.ceil(math.log2(real * most / 2 ** (WANTED_BITS - 1)))
+        needs = SumNeeds.of(query.coordinates, spec, limit, share, n_clients)
         finest = math.floor(math.log2(real / 2.0**FINE_BITS))
-        coarsest = math.floor(math.log2(real / needed)) - query.extra_bits
-        exponent = min(coarsest, finest if fits > coarsest else max(finest, fits))
-        while (steps := unit_sensitivity(query, spec, exponent).value) < needed:
+        coarsest = math.floor(math.log2(real / needs.steps)) - query.extra_bits
+        fitting = (math.ceil(math.log2(real * needs.most)) - bits + 1 for bits in WANTED_BITS)
+        fits = next((exponent for exponent in fitting if exponent <= coarsest), coarsest)
+        exponent = min(coarsest, max(finest, fits))
+        while (steps := unit_sensitivity(query, spec, exponent).value) < needs.steps:
             exponent -= 1  # rounding to whole steps has taken something off
-        client_largest = math.ceil(steps) * records
-        largest = n_clients * client_largest + math.ceil(steps * reach)
+        client_largest = math.ceil(steps) * needs.records
+        largest = n_clients * client_largest + math.ceil(steps * needs.reach)
         if largest >= 1 << MOST_BITS:
             raise ParameterError(
                 f"a sum over {n_clients} clients of {query.coordinates} numbers would need "
                 f"{largest.bit_length() + 1} bits, and {MOST_BITS + 1} are there: give a "
                 "public_size, a larger epsilon, or fewer clusters"
             )
-        sigma = 0.0 if limit is None else steps / mu
+        sigma = 0.0 if limit is None else steps / needs.mu
         client_sigma = sigma / math.sqrt(spec.honest_survivors) if sigma else 0.0
-        return cls(exponent, sigma, client_sigma, client_largest, largest)
+        client_reach = client_largest + math.ceil(_NOISE_REACH * client_sigma)
+        return cls(exponent, sigma, client_sigma, client_largest, client_reach, largest)
 
 
 def unit_sensitivity(query: Query, spec: PrivacySpec, exponent: int | None = None) -> Sensitivity:

@@ -78,6 +78,7 @@ class Quorum(NamedTuple):
     min_survivors: int
     colluders: int
     active_server: bool
+    key_holder: bool
 
 
 class Anchor(NamedTuple):
@@ -342,6 +343,7 @@ class Ledger:
                 int(inputs.get("min_survivors", 0)),
                 int(inputs.get("colluders", 0)),
                 inputs.get("active_server", 0) > 0,
+                inputs.get("key_holder", 1) > 0,
             )
             for inputs in found
         }

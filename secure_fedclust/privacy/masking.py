@@ -32,6 +32,7 @@ from secure_fedclust.arrays import Ints
 from secure_fedclust.errors import AggregationAborted, ParameterError, ProtocolError
 from secure_fedclust.messages import Bounds, Stage, Values
 from secure_fedclust.privacy import shamir
+from secure_fedclust.privacy.cohort import Rules
 from secure_fedclust.privacy.identity import SIGNATURE_BYTES, Identity, is_signed
 from secure_fedclust.privacy.masking_stages import (
     ADVERTISE,
@@ -42,7 +43,6 @@ from secure_fedclust.privacy.masking_stages import (
     SHARE,
     UNMASK,
     Bytes,
-    Rules,
     advertised_text,
     cohort_digest,
     confirmed_text,
@@ -60,8 +60,6 @@ from secure_fedclust.privacy.masks import (
     unseal,
 )
 from secure_fedclust.privacy.secure_sum import (
-    MAX_LENGTH,
-    MAX_QUESTION,
     Ask,
     Contribute,
     Question,
@@ -73,9 +71,6 @@ from secure_fedclust.privacy.secure_sum import (
 
 MOST_TRIES = 32
 """Holders that are left out, one after the other, in search of one whose shares are wrong."""
-
-MOST_NAMES = 10
-"""Clients that an error names."""
 
 
 @dataclass
@@ -229,11 +224,11 @@ class MaskingClient(Summand):
                 theirs = round_.keys[other][KEY_BYTES:]
                 key = pair_key(round_.mask, theirs, b"mask", context, (place, other))
                 masks.append((key, _sign(place, other)))
-        vector, anchor = contribute(asked, n)
-        masked = vector.astype(np.int64).view(np.uint64)
+        given = contribute(asked, n)
+        masked = given.vector.astype(np.int64).view(np.uint64)
         add_masks(masked, masks)
         round_.members, round_.held, round_.context = present, held, context
-        return {"masked": masked, **anchor}
+        return {"masked": masked, **given.anchor}
 
     def _confirm(self, round_: _Round, survivors: Ints) -> Values:
         round_.survivors = self._survivors(round_, survivors)
@@ -334,12 +329,11 @@ class Masking(SecureSum):
 
     def total(self, ask: Ask, clients: Sequence[str], question: Question) -> Total:
         """See `SecureSum`."""
-        _check_size(question)
         self.rules.check(len(clients))
         round_ = {"number": question.number}
 
         advertised = self._advertised(ask, clients, question)
-        cohort = self._enough(list(advertised), clients, "have sent keys that others can use")
+        cohort = self.rules.enough(list(advertised), clients, "have sent keys that others can use")
         place = {client: i for i, client in enumerate(cohort)}
         roster = self._roster(list(advertised.values()))
         sealed = ask(
@@ -348,7 +342,7 @@ class Masking(SecureSum):
             {"n": len(cohort), "sealed": SEALED_BYTES},
         )
 
-        members = self._enough([c for c in cohort if c in sealed], cohort, "have sent shares")
+        members = self.rules.enough([c for c in cohort if c in sealed], cohort, "have sent shares")
         places = _ints(place[c] for c in members)
         requests = {
             client: round_
@@ -358,7 +352,9 @@ class Masking(SecureSum):
         }
         masked = ask(MASK, requests, {"length": question.length})
 
-        survivors = self._enough([c for c in members if c in masked], members, "have sent a vector")
+        survivors = self.rules.enough(
+            [c for c in members if c in masked], members, "have sent a vector"
+        )
         dropped = [c for c in members if c not in masked]
         lists = {
             "survivors": _ints(place[c] for c in survivors),
@@ -371,7 +367,7 @@ class Masking(SecureSum):
             {"shares": len(members), "share": KEY_BYTES},
         )
 
-        holders = self._enough(
+        holders = self.rules.enough(
             [c for c in ready if c in opened], ready, "have sent shares that open it"
         )
         found = self._join(members, holders, place, opened, advertised, dropped)
@@ -446,7 +442,7 @@ class Masking(SecureSum):
             return survivors, {"signers": _ints(()), "signatures": _stack([], SIGNATURE_BYTES)}
         request = {name: lists[name] for name in ("number", "survivors")}
         replies = ask(CONFIRM, dict.fromkeys(survivors, request), {"signature": SIGNATURE_BYTES})
-        signers = self._enough(
+        signers = self.rules.enough(
             [c for c in survivors if c in replies], survivors, "have confirmed who is left"
         )
         return signers, {
@@ -492,19 +488,6 @@ class Masking(SecureSum):
                 )
         return found
 
-    def _enough(self, there: list[str], asked: Sequence[str], have_done: str) -> list[str]:
-        """Who is there, of those that were asked, or an error if these are too few."""
-        least = self.rules.min_survivors
-        if len(there) < least:
-            missing = [client for client in asked if client not in there]
-            names = ", ".join(missing[:MOST_NAMES]) + (", ..." if missing[MOST_NAMES:] else "")
-            raise AggregationAborted(
-                f"{len(there)} clients {have_done}, of at least {least} (min_survivors); missing: "
-                f"{names}. No sum was opened, and what was charged for it stays charged: run again "
-                "when they are back, or with a lower min_survivors, which means more noise"
-            )
-        return there
-
 
 def _sign(place: int, other: int) -> int:
     return 1 if place < other else -1
@@ -516,14 +499,6 @@ def _places(name: str, given: Ints, n: int) -> tuple[int, ...]:
     if list(places) != sorted(set(places)) or (places and places[-1] >= n):
         raise ProtocolError(f"field {name!r} does not give places in the cohort, in order and once")
     return places
-
-
-def _check_size(question: Question) -> None:
-    if not 1 <= question.length <= MAX_LENGTH or len(question.text) > MAX_QUESTION:
-        raise ParameterError(
-            f"a sum of {question.length} numbers, asked for in {len(question.text)} bytes: from 1 "
-            f"to {MAX_LENGTH} numbers, in up to {MAX_QUESTION} bytes, are possible"
-        )
 
 
 def _left_over(

@@ -71,11 +71,15 @@ class Bounded:
 
 @dataclass(frozen=True)
 class Noisy:
-    """What may be seen: whole grid steps, with noise of `sigma` steps standard deviation."""
+    """What may be seen: whole grid steps, with noise of `sigma` steps standard deviation.
+
+    No number of what goes into a sum is farther from zero than `reach`.
+    """
 
     fields: Mapping[str, Ints]
     exponent: int
     sigma: float
+    reach: int | None = None
 
 
 class Sampler(Protocol):

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from secure_fedclust.privacy.accounting import Limit, epsilon_of
+from secure_fedclust.privacy.ckks_parameters import Parameters, Preset
+from secure_fedclust.privacy.grid import SumNeeds
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.privacy.terms import MAX_EPSILON
 
 _DRAWS_PER_SECOND = 50_000
 _REPLY_OVERHEAD = 270
 _SUM_OVERHEAD = 690
-_UNSIGNED_EXCHANGES, _SIGNED_BYTES = 4, 230
+_SIGNED_BYTES = 230
 _PAIR_BYTES = 208
 """What clients send each other through the server for one sum, for each other client."""
 
@@ -126,8 +128,7 @@ class Plan:
     n_clients : int
     feasibility : Feasibility or None
         None where nobody said how many records clients hold.
-    sum_exchanges : int
-        How often a client is asked for one sum.
+    spec : PrivacySpec
     fallback : str or None
         What is left of the guarantee if fewer clients are honest than it assumes.
     """
@@ -137,16 +138,17 @@ class Plan:
     releases: Sequence[PlannedRelease]
     n_clients: int
     feasibility: Feasibility | None
-    sum_exchanges: int = 4
+    spec: PrivacySpec
     fallback: str | None = None
 
     @property
     def exchanges(self) -> int:
         """How often each client is asked."""
-        return sum(
-            _replies(release) * (self.sum_exchanges if release.summed else 1)
+        asked = sum(
+            _replies(release) * (self.spec.exchanges_per_sum if release.summed else 1)
             for release in self.releases
         )
+        return asked + len(set(self._presets()))  # keys are taken once
 
     @property
     def draws(self) -> int:
@@ -156,12 +158,34 @@ class Plan:
     @property
     def kilobytes_up(self) -> float:
         """Sent by one client, about."""
-        sent = sum(_replies(r) * (r.coordinates + r.others) for r in self.releases)
-        sums = sum(_replies(r) for r in self.releases if r.summed)
-        local = sum(_replies(r) for r in self.releases) - sums
-        signed = _SIGNED_BYTES if self.sum_exchanges > _UNSIGNED_EXCHANGES else 0
-        shared = sums * (_SUM_OVERHEAD + signed + _PAIR_BYTES * self.n_clients)
-        return (8 * sent + _REPLY_OVERHEAD * local + shared) / 1000
+        return sum(_replies(release) * self._bytes(release) for release in self.releases) / 1000
+
+    def _bytes(self, release: PlannedRelease) -> int:
+        """Sent by one client for one answer, about."""
+        numbers = 8 * (release.coordinates + release.others)
+        if not release.summed:
+            return numbers + _REPLY_OVERHEAD
+        if self.spec.protection == "ckks":
+            preset = self._preset(release)
+            return math.ceil(release.coordinates / preset.slots) * preset.usual_bytes
+        signed = _SIGNED_BYTES if self.spec.active_server else 0
+        return numbers + _SUM_OVERHEAD + signed + _PAIR_BYTES * self.n_clients
+
+    def _presets(self) -> list[Preset]:
+        """Parameters of encryption, one for each sum."""
+        encrypted = self.spec.protection == "ckks"
+        return [self._preset(r) for r in self.releases if encrypted and r.summed]
+
+    def _preset(self, release: PlannedRelease) -> Preset:
+        needs = SumNeeds.of(
+            release.coordinates,
+            self.spec,
+            self.limit,
+            release.share / release.times,
+            self.n_clients,
+        )
+        n = self.n_clients
+        return Parameters(release.coordinates, n, -(-(1 << (needs.bits - 1)) // n)).preset
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each kind of release, for printing."""
@@ -234,13 +258,17 @@ def fallback(spec: PrivacySpec, limit: Limit, local: float, sums: float) -> str 
     if spec.protection == "none":
         return None
     honest = spec.honest_survivors
+    side, more = "the server's side", ""
+    if spec.protection == "ckks":
+        side = "the server's or the key holder's side"
+        more = " (how many there are is the server's word), and these two do not work together"
     alone = math.sqrt(local + honest * sums) * (spec.records_per_person or 1)
     # One client's noise is smaller, and departs more from the Gaussian it stands for.
     epsilon = limit.group_epsilon(alone) + 2 * (honest - 1) * limit.slack
     left = f"about (epsilon={epsilon:.3g}, delta={limit.delta:g})"
     return (
-        f"assumed: in every sum there is the noise of {honest} or more clients that are not on the "
-        "server's side; if a client's own noise were the only one, there would be left of this "
+        f"assumed: in every sum there is the noise of {honest} or more clients that are not on "
+        f"{side}{more}; if a client's own noise were the only one, there would be left of this "
         "run's guarantee " + (left if math.isfinite(epsilon) else "nothing worth the name")
     )
 

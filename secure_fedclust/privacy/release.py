@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from secure_fedclust.arrays import Floats
 from secure_fedclust.errors import BudgetExceeded, LedgerError, ParameterError, ProtocolError
@@ -134,11 +134,12 @@ class Releases:
             "min_survivors": float(self.spec.min_survivors or 0),
             "colluders": float(self.spec.colluders),
             "active_server": float(self.spec.active_server),
+            "key_holder": float(self.spec.protection == "ckks"),
         }
         self._charge(
             exact, sigma, slack, quorum, run=run, step=step, message=f"{message}{IN_A_SUM}"
         )
-        return noise(exact, part, sampler_named(self.sampler))
+        return replace(noise(exact, part, sampler_named(self.sampler)), reach=grid.client_reach)
 
     def _charge(
         self,
@@ -211,7 +212,8 @@ class ExactSums:
         Who sees it: nobody; the sum over clients is seen by whoever opens it.
         """
         grid = SumGrid.of(query, self.spec, None, share, n_clients)
-        return Noisy(exact_sum(query, X, self.spec, grid).fields, grid.exponent, 0.0)
+        exact = exact_sum(query, X, self.spec, grid)
+        return Noisy(exact.fields, grid.exponent, 0.0, grid.client_reach)
 
     def sent(self, run: str, step: int, request: bytes) -> bytes | None:
         """Nothing is kept."""

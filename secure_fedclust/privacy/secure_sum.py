@@ -7,11 +7,12 @@ two ends below in one file, and names the pair in `protocols/sums.py`.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from secure_fedclust.arrays import Ints
-from secure_fedclust.errors import AggregationAborted
+from secure_fedclust.errors import AggregationAborted, ParameterError
 from secure_fedclust.messages import ANCHOR, Array, Bounds, Integer, Stage, Values, stage
 
 MAX_QUESTION = 1 << 25
@@ -21,13 +22,44 @@ MAX_LENGTH = 1 << 23
 """Most numbers in a vector."""
 
 
-Ask = Callable[[Stage, Mapping[str, Values], Bounds], dict[str, Values]]
-"""Asks clients a stage's question, each its own; who does not answer, or wrongly, is left out."""
+class Ask(Protocol):
+    """Asks a stage's question."""
+
+    def __call__(
+        self,
+        stage: Stage,
+        requests: Mapping[str, Values],
+        bounds: Bounds,
+        read: Callable[[str, Values], Any] | None = None,
+        /,
+    ) -> dict[str, Any]:
+        """Ask each party its own; who does not answer, or wrongly, is left out.
+
+        A reply is given to `read` as soon as it has come, and what that makes of it is returned in
+        its place: of large replies no more than one is held at a time.
+        """
 
 
-Contribute = Callable[[bytes, int], tuple[Ints, Values]]
-"""Computes what a client adds to the sum that a question asks for, among so many clients: a vector,
-and where the client's ledger stands. It is called once a round, when all else is in order."""
+class Contribution(NamedTuple):
+    """What a client adds to a sum.
+
+    Attributes
+    ----------
+    vector : array of whole numbers
+    reach : int
+        No number of it can be farther from zero, whatever the records are.
+    anchor : fields of a reply
+        Where the client's ledger stands.
+    """
+
+    vector: Ints
+    reach: int
+    anchor: Values
+
+
+Contribute = Callable[[bytes, int], Contribution]
+"""Computes what a client adds to the sum that a question asks for, among so many clients. It is
+called once a round, when all else is in order."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +73,23 @@ class Question:
     text : bytes
     length : int
         Of the vectors.
-    largest : function of the number of clients
-        How far from zero a number of the sum can be.
+    reach, largest : functions of the number of clients
+        How far from zero a number of one vector, and one of the sum, can be.
     """
 
     run: str
     number: int
     text: bytes
     length: int
+    reach: Callable[[int], int]
     largest: Callable[[int], int]
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.length <= MAX_LENGTH or len(self.text) > MAX_QUESTION:
+            raise ParameterError(
+                f"a sum of {self.length} numbers, asked for in {len(self.text)} bytes: from 1 to "
+                f"{MAX_LENGTH} numbers, in up to {MAX_QUESTION} bytes, are possible"
+            )
 
 
 @dataclass(frozen=True)
@@ -150,5 +190,5 @@ class PlainSummand(Summand):
 
     def answer(self, stage: Stage, run: str, request: Values, contribute: Contribute) -> Values:
         """See `Summand`."""
-        vector, anchor = contribute(request["question"].tobytes(), self.n_clients)
-        return {"vector": vector, **anchor}
+        given = contribute(request["question"].tobytes(), self.n_clients)
+        return {"vector": given.vector, **given.anchor}

@@ -175,6 +175,8 @@ that holds the records; if you know neither, private_ranges() buys them
     @property
     def exchanges_per_sum(self) -> int:
         """How often each client is asked before a sum is opened."""
+        if self.protection == "ckks":
+            return 1
         return 5 if self.active_server else 4
 
     def noise_terms(self, n_clients: int) -> float:
@@ -227,7 +229,7 @@ that holds the records; if you know neither, private_ranges() buys them
 
     def adversary(self) -> str:
         """Against whom a protection of sums holds, and what that assumes."""
-        return adversary(self.colluders, self.active_server) + (
+        return adversary(self.colluders, self.active_server, self.protection == "ckks") + (
             ""
             if self.min_survivors is None
             else f", if every sum is over {self.min_survivors} clients or more"
@@ -361,6 +363,11 @@ that holds the records; if you know neither, private_ranges() buys them
             yield "the reason must be one line of printable text"
         if self.unit == "client":
             yield "unit='client' goes with an epsilon only: without, nothing is bounded"
+        if self.protection == "ckks":
+            yield (
+                "protection='ckks' goes with an epsilon only: what is opened must have noise in it "
+                "that nobody knows; use protection='masking' for exact sums"
+            )
         for name in ("epsilon", "delta", "ranges", "bound", "center", "records_per_person"):
             if getattr(self, name) is not None:
                 yield f"{name} is given, and so is a reason to have no differential privacy"
@@ -407,12 +414,17 @@ that holds the records; if you know neither, private_ranges() buys them
                 yield f"center={self.center!r}: give a finite number for each feature"
 
 
-def adversary(colluders: int, active_server: bool) -> str:
-    """The server and those on its side, in words."""
+def adversary(colluders: int, active_server: bool, key_holder: bool) -> str:
+    """The server, the key holder if there is one, and those on their side, in words."""
+    side = {0: "no client", 1: "up to one client"}.get(colluders, f"up to {colluders} clients")
+    if key_holder:
+        return (
+            "the server or the key holder, which keep to the protocol and do not work together, "
+            f"with {side} on their side"
+        )
     server = "which keeps to the protocol"
     if active_server:
         server = "whatever it does (clients knowing each other's signing keys from elsewhere)"
-    side = {0: "no client", 1: "up to one client"}.get(colluders, f"up to {colluders} clients")
     return f"the server, {server}, with {side} on its side"
 
 

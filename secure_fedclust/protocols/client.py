@@ -6,15 +6,16 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from secure_fedclust.arrays import Floats, Ints
+from secure_fedclust.arrays import Floats
 from secure_fedclust.errors import ProtocolError
 from secure_fedclust.messages import Bounds, Envelope, Stage, Values, read_envelope
 from secure_fedclust.privacy.domain import Domain
 from secure_fedclust.privacy.mechanism import Noisy
 from secure_fedclust.privacy.queries import Query
 from secure_fedclust.privacy.release import ExactSums, Releases
-from secure_fedclust.privacy.secure_sum import Summand
+from secure_fedclust.privacy.secure_sum import Contribution, Summand
 from secure_fedclust.privacy.spec import PrivacySpec
+from secure_fedclust.protocols.party import Party
 
 MAX_CLUSTERS = 1 << 20
 """A client does not work on requests about more centres than this."""
@@ -36,15 +37,11 @@ def answers(stage: Stage, *, after: tuple[Stage | None, ...]) -> Callable[[Answe
     return mark
 
 
-class Client:
+class Client(Party):
     """Holds one client's records and answers the requests of one run.
 
     Subclasses have one method a stage, marked by `answers`; it takes the request's fields and
-    returns the reply's.
-
-    Requests must belong to one run and come in the order that the stages allow. The very same
-    request again gets the very same bytes again; anything else that is not newer than the last
-    request is refused.
+    returns the reply's. Requests must come in the order that the stages allow.
 
     Parameters
     ----------
@@ -60,14 +57,12 @@ class Client:
     _stages: ClassVar[dict[str, tuple[Stage, tuple[Stage | None, ...], str]]] = {}
 
     def __init__(self, X: Floats, spec: PrivacySpec, rng: np.random.Generator) -> None:
+        super().__init__()
         self.X = X
         self.spec = spec
         self.rng = rng
-        self._run: str | None = None
-        self._step = -1
         self._stage: Stage | None = None
         self._reached: Stage | None = None
-        self._last: tuple[bytes, bytes] | None = None
 
     def __init_subclass__(cls) -> None:
         cls._stages = cls._stages | {
@@ -77,26 +72,14 @@ class Client:
         }
 
     def handle(self, data: bytes) -> bytes:
-        """Answer one request, or raise a `ProtocolError` and compute nothing."""
-        if self._last is not None and data == self._last[0]:
-            return self._last[1]
-        envelope = read_envelope(data)
-        if (kept := self._sent(envelope, data)) is not None:
-            return kept
-        run, step = envelope.run, envelope.step
-        if self._run not in (None, run):
-            raise ProtocolError("the request belongs to another run than the last one")
-        if step <= self._step:
-            raise ProtocolError(f"the request is for step {step}, step {self._step} is answered")
-        stage, values = self._answer(envelope, data)
-        reply = stage.reply.encode(values, run=run, step=step)
-        self._keep(envelope, data, reply)
-        self._run, self._step, self._last = run, step, (data, reply)
-        self._stage = self._reached
+        """See `Party`."""
+        before = self._step
+        reply = super().handle(data)
+        if self._step != before:
+            self._stage = self._reached
         return reply
 
     def _answer(self, envelope: Envelope, data: bytes) -> tuple[Stage, Values]:
-        """The stage that is asked for, and the fields of the reply."""
         stage, request, method = self._read(envelope, data)
         self._asked = envelope
         values = getattr(self, method)(**request)
@@ -114,13 +97,6 @@ class Client:
         bounds: Bounds = {"d": self.X.shape[1], "k": (1, self.max_clusters), "edges": (2, 1 << 16)}
         request, _ = stage.request.decode(data, run=envelope.run, step=envelope.step, bounds=bounds)
         return stage, request, method
-
-    def _sent(self, envelope: Envelope, request: bytes) -> bytes | None:
-        """What was sent for this very request before, by an earlier process perhaps."""
-        return None
-
-    def _keep(self, envelope: Envelope, request: bytes, reply: bytes) -> None:
-        """Remember a reply before it is sent."""
 
 
 class PrivateClient(Client):
@@ -163,6 +139,7 @@ class PrivateClient(Client):
         self.releases = releases
         self._summand = summand
         self._n_clients: int | None = None
+        self._reach = 0
         self.share_clipped = 0.0
         if spec.is_private:
             self.enter(Domain.of(spec, X.shape[1]))
@@ -184,7 +161,7 @@ class PrivateClient(Client):
             return self.releases.release(
                 query, self.X, share, run=asked.run, step=asked.step, message=message
             )
-        return self.releases.contribute(
+        noisy = self.releases.contribute(
             query,
             self.X,
             share,
@@ -193,6 +170,8 @@ class PrivateClient(Client):
             step=asked.step,
             message=message,
         )
+        self._reach = noisy.reach or 0
+        return noisy
 
     def reply(self, noisy: Noisy, **more: Any) -> dict[str, Any]:
         """The fields of a reply of a private stage."""
@@ -212,12 +191,12 @@ class PrivateClient(Client):
         request, _ = stage.request.decode(
             data, run=envelope.run, step=envelope.step, bounds=self._summand.bounds
         )
-        contribute = partial(self._contribute, run=envelope.run, number=request["number"])
+        contribute = partial(self._contribute, run=envelope.run, number=request.get("number"))
         return stage, self._summand.answer(stage, envelope.run, request, contribute)
 
     def _contribute(
-        self, question: bytes, n_clients: int, *, run: str, number: int
-    ) -> tuple[Ints, Values]:
+        self, question: bytes, n_clients: int, *, run: str, number: int | None
+    ) -> Contribution:
         """What this client adds to the sum that a question asks for in a round."""
         envelope = read_envelope(question)
         if (envelope.run, envelope.step) != (run, number):
@@ -232,7 +211,7 @@ class PrivateClient(Client):
             self._n_clients = None
         self._reached = stage
         parts = [np.ravel(values[name]) for name in stage.noisy_fields]
-        return np.concatenate(parts), self._anchor()
+        return Contribution(np.concatenate(parts), self._reach, self._anchor())
 
     def _anchor(self) -> Values:
         anchor = self.releases.anchor

@@ -178,7 +178,8 @@ class Session:
         step = len(self.history)
         started = time.perf_counter()
         for client, request in requests.items():
-            self.shares[client] += request.get("share", 0.0)
+            if "share" in request:
+                self.shares[client] += request["share"]
         # Many clients are often asked the very same: those bytes are made, and held, once.
         distinct = {id(request): request for request in requests.values()}
         encoded = {
@@ -186,33 +187,43 @@ class Session:
             for key, request in distinct.items()
         }
         sent = {client: encoded[id(request)] for client, request in requests.items()}
-        received = self._engine.exchange(sent)
         width: Bounds = {"d": self.n_features or (1, MAX_FEATURES)}
-        replies: Replies = {}
-        widths: dict[str, int] = {}
-        rejected: dict[str, str] = {}
-        for client in sent:
-            if client not in received:
-                continue
-            try:
-                asked = stage.request.sizes(requests[client], width)
-                allowed = {**(bounds or {}).get(client, {}), **asked, **width}
-                replies[client], sizes = stage.reply.decode(
-                    received[client], run=self.run, step=step, bounds=allowed
-                )
-                widths[client] = sizes.get("d", 0)
-            except ProtocolError as error:
-                rejected[client] = str(error)
-        self._agree_on_width(replies, widths, rejected)
         found: dict[str, Any] = {}
-        for client, reply in replies.items():
+        rejected: dict[str, str] = {}
+        received: set[str] = set()
+        up: dict[str, int] = {}
+        waiting: Replies = {}
+        widths: dict[str, int] = {}
+
+        def accept(client: str, reply: Values) -> None:
             try:
                 found[client] = reply if read is None else read(client, reply)
             except SecureFedClustError as error:
                 rejected[client] = str(error)
-                continue
+                return
             if "ledger_head" in reply and self.spec.is_private:
                 self.anchors[client] = (reply["ledger_rows"], reply["ledger_head"])
+
+        for client, data in self._engine.exchange(sent):
+            if client not in sent or client in received:
+                continue
+            received.add(client)
+            if type(data) is bytes:
+                up[client] = len(data)
+            try:
+                asked = stage.request.sizes(requests[client], width)
+                allowed = {**(bounds or {}).get(client, {}), **asked, **width}
+                reply, sizes = stage.reply.decode(data, run=self.run, step=step, bounds=allowed)
+            except ProtocolError as error:
+                rejected[client] = str(error)
+                continue
+            if self.n_features is None:
+                waiting[client], widths[client] = reply, sizes.get("d", 0)
+            else:
+                accept(client, reply)
+        self._agree_on_width(waiting, widths, rejected)
+        for client, reply in waiting.items():
+            accept(client, reply)
         self.history.append(
             Exchange(
                 stage=stage.name,
@@ -220,7 +231,7 @@ class Session:
                 absent=tuple(client for client in sent if client not in received),
                 rejected=rejected,
                 down={client: len(request) for client, request in sent.items()},
-                up={c: len(reply) for c, reply in received.items() if type(reply) is bytes},
+                up={client: up[client] for client in sent if client in up},
                 form=stage.form,
                 seconds=time.perf_counter() - started,
             )
@@ -231,7 +242,8 @@ class Session:
                 FederationWarning,
                 stacklevel=3,
             )
-        return found
+        # In the order of asking: who answers first must not decide in which order parts are added.
+        return {client: found[client] for client in sent if client in found}
 
     def ask_sum(
         self,
@@ -292,22 +304,31 @@ class Session:
         }
         limit = self.limit if self.spec.is_private else None
 
-        def ask(part: Stage, requests: Mapping[str, Values], bounds: Bounds) -> Replies:
+        def grid_for(n_clients: int) -> SumGrid:
+            return SumGrid.of(query, self.spec, limit, share, n_clients)
+
+        def ask(
+            part: Stage,
+            requests: Mapping[str, Values],
+            bounds: Bounds,
+            read: Callable[[str, Values], Any] | None = None,
+        ) -> dict[str, Any]:
             if "question" in part.request.fields:
                 for client in requests:
                     self.shares[client] += share
                     self.sum_shares[client] += share
-            return self._ask(part, requests, dict.fromkeys(requests, bounds))
+            return self._ask(part, requests, dict.fromkeys(requests, bounds), read)
 
         question = Question(
             self.run,
             number,
             stage.request.encode({**request, "share": share}, run=self.run, step=number),
             length=sum(map(math.prod, shapes.values())),
-            largest=lambda n: SumGrid.of(query, self.spec, limit, share, n).largest,
+            reach=lambda n: grid_for(n).client_reach,
+            largest=lambda n: grid_for(n).largest,
         )
         total = secure_sum.total(ask, self.participants, question)
-        grid = SumGrid.of(query, self.spec, limit, share, total.n_clients)
+        grid = grid_for(total.n_clients)
         ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
         parts = np.split(total.steps, ends)
         fields = {

@@ -1,18 +1,36 @@
-"""Which secure aggregation a privacy spec asks for: the server's end, and one for each client."""
+"""Which secure aggregation a privacy spec asks for, and everybody's end of it."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from secure_fedclust.errors import ParameterError
+from secure_fedclust.privacy.cohort import Rules, check_cohort
 from secure_fedclust.privacy.identity import Identity
 from secure_fedclust.privacy.masking import Masking, MaskingClient
-from secure_fedclust.privacy.masking_stages import Rules, check_cohort
 from secure_fedclust.privacy.secure_sum import SecureSum, Summand
 from secure_fedclust.privacy.spec import PrivacySpec
 
 QUORUM = 2 / 3
 """Part of the clients that must survive, unless the spec says how many."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Everybody's end of a secure aggregation.
+
+    Attributes
+    ----------
+    server : SecureSum or None
+        How the server learns sums; None where it sees every client's answer.
+    clients : mapping of client to Summand or None
+    others : mapping of name to function
+        Parties that are no clients, which answer requests.
+    """
+
+    server: SecureSum | None
+    clients: Mapping[str, Summand | None]
+    others: Mapping[str, Callable[[bytes], bytes]] = field(default_factory=dict)
 
 
 def with_quorum(spec: PrivacySpec, n_clients: int) -> PrivacySpec:
@@ -35,31 +53,57 @@ def with_quorum(spec: PrivacySpec, n_clients: int) -> PrivacySpec:
     return spec
 
 
-def identities_for(spec: PrivacySpec, names: Sequence[str]) -> dict[str, Identity]:
-    """Fresh identities for clients that sign, in a simulation; none where they do not."""
-    return {name: Identity() for name in names} if spec.active_server else {}
-
-
-def server_end(
-    spec: PrivacySpec, identities: Mapping[str, Identity] | None = None
-) -> SecureSum | None:
-    """How the server learns sums; None where it sees every client's answer."""
-    return None if spec.protection == "none" else Masking(_rules(spec), _publics(identities))
-
-
-def client_ends(
-    spec: PrivacySpec, names: Sequence[str], identities: Mapping[str, Identity] | None = None
-) -> dict[str, Summand | None]:
-    """Each client's end; where clients sign, they know each other's identities."""
+def server_end(spec: PrivacySpec) -> SecureSum | None:
+    """The server's end where clients, and a key holder, are reached by an engine."""
     if spec.protection == "none":
-        return dict.fromkeys(names)
-    known = identities_for(spec, names) if identities is None else identities
-    rules, registered = _rules(spec), frozenset(_publics(known).values())
-    return {name: MaskingClient(rules, known.get(name), registered) for name in names}
+        return None
+    if spec.protection == "masking":
+        return Masking(_rules(spec))
+    # TenSEAL is imported only where sums are encrypted.
+    from secure_fedclust.privacy.ckks_round import Ckks, OneKeyHolder
+
+    return Ckks(_rules(spec), OneKeyHolder(Identity()))
 
 
-def _publics(identities: Mapping[str, Identity] | None) -> dict[str, bytes]:
-    return {name: identity.public for name, identity in (identities or {}).items()}
+def ends_for(spec: PrivacySpec, names: Sequence[str]) -> Ends:
+    """Everybody's end in a simulation, in which all know each other's identities."""
+    if spec.protection == "none":
+        return Ends(None, dict.fromkeys(names))
+    return (_masking_ends if spec.protection == "masking" else _ckks_ends)(spec, names)
+
+
+def _masking_ends(spec: PrivacySpec, names: Sequence[str]) -> Ends:
+    identities = {name: Identity() for name in names} if spec.active_server else {}
+    rules, publics = _rules(spec), _publics(identities)
+    registered = frozenset(publics.values())
+    return Ends(
+        Masking(rules, publics),
+        {name: MaskingClient(rules, identities.get(name), registered) for name in names},
+    )
+
+
+def _ckks_ends(spec: PrivacySpec, names: Sequence[str]) -> Ends:
+    from secure_fedclust.privacy.ckks_round import Ckks, CkksClient, KeyHolding, OneKeyHolder
+    from secure_fedclust.privacy.ckks_stages import KEY_HOLDER
+    from secure_fedclust.protocols.key_holder import KeyHolderParty
+
+    if KEY_HOLDER in names:
+        raise ParameterError(f"a client has the name {KEY_HOLDER!r}: give it another one")
+    identities = {name: Identity() for name in names}
+    rules, server, holder = _rules(spec), Identity(), Identity()
+    party = KeyHolderParty(KeyHolding(rules, holder, server.public))
+    return Ends(
+        Ckks(rules, OneKeyHolder(server), _publics(identities)),
+        {
+            name: CkksClient(rules, identity, [holder.public])
+            for name, identity in identities.items()
+        },
+        {KEY_HOLDER: party.handle},
+    )
+
+
+def _publics(identities: Mapping[str, Identity]) -> dict[str, bytes]:
+    return {name: identity.public for name, identity in identities.items()}
 
 
 def _least_honest(spec: PrivacySpec) -> int:
@@ -68,10 +112,6 @@ def _least_honest(spec: PrivacySpec) -> int:
 
 
 def _rules(spec: PrivacySpec) -> Rules:
-    if spec.protection != "masking":
-        raise ParameterError(
-            f"protection={spec.protection!r} is not available in this version: use 'masking'"
-        )
     survivors = spec.honest_survivors + spec.colluders
     return Rules(
         survivors, spec.colluders, spec.agreement(), spec.active_server, _least_honest(spec)

@@ -9,6 +9,7 @@ from scipy.stats import chi2
 
 from secure_fedclust import PrivacySpec, ProtocolError
 from secure_fedclust.privacy import masking
+from secure_fedclust.privacy.cohort import Rules
 from secure_fedclust.privacy.identity import Identity
 from secure_fedclust.privacy.masking import (
     ADVERTISE,
@@ -18,10 +19,9 @@ from secure_fedclust.privacy.masking import (
     UNMASK,
     Masking,
     MaskingClient,
-    Rules,
 )
 from secure_fedclust.privacy.masks import digest, public_key
-from secure_fedclust.privacy.secure_sum import Question
+from secure_fedclust.privacy.secure_sum import Contribution, Question
 
 UNLIKELY = 1e-7
 """How often a statistical test may fail although all is well."""
@@ -137,7 +137,7 @@ class Federation:
             if name in self.contributors:
                 return self.contributors[name](question, n_clients)
             vector = self.vectors[name]
-            return (0 * vector if question == NOTHING else vector), ANCHOR
+            return Contribution(0 * vector if question == NOTHING else vector, 1 << 40, ANCHOR)
 
         return answer
 
@@ -174,7 +174,9 @@ class Federation:
 
     def total(self, question=QUESTION, largest=1 << 20, number=None, ask=None):
         self.number = self.number + 1 if number is None else number
-        asked = Question(RUN, self.number, question, self.length, lambda n: largest)
+        asked = Question(
+            RUN, self.number, question, self.length, lambda n: largest // n, lambda n: largest
+        )
         return Masking(self.rules).total(ask or self.ask, self.names, asked)
 
     def sum_over(self, names):

@@ -15,7 +15,8 @@ from scipy.stats import kstest
 from secure_fedclust import ProtocolError
 from secure_fedclust.errors import AggregationAborted
 from secure_fedclust.privacy import masking, masks, shamir
-from secure_fedclust.privacy.masking import ADVERTISE, MASK, SHARE, UNMASK, MaskingClient, Rules
+from secure_fedclust.privacy.cohort import Rules
+from secure_fedclust.privacy.masking import ADVERTISE, MASK, SHARE, UNMASK, MaskingClient
 from secure_fedclust.privacy.masks import KEY_BYTES, digest, pair_key, public_key
 
 from .masking_federation import (

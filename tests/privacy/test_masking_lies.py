@@ -10,6 +10,7 @@ import pytest
 from secure_fedclust import ProtocolError
 from secure_fedclust.errors import AggregationAborted
 from secure_fedclust.privacy import masking, shamir
+from secure_fedclust.privacy.cohort import LARGEST_COHORT
 from secure_fedclust.privacy.masking import (
     ADVERTISE,
     CONFIRM,
@@ -18,7 +19,6 @@ from secure_fedclust.privacy.masking import (
     UNMASK,
     MaskingClient,
 )
-from secure_fedclust.privacy.masking_stages import LARGEST_COHORT
 
 from .masking_federation import (
     NOTHING,

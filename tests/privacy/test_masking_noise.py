@@ -16,6 +16,7 @@ from secure_fedclust.privacy.grid import SumGrid
 from secure_fedclust.privacy.masking import ADVERTISE, MASK, SHARE, UNMASK
 from secure_fedclust.privacy.queries import CellSums
 from secure_fedclust.privacy.release import Releases, exact_sum
+from secure_fedclust.privacy.secure_sum import Contribution
 
 from .masking_federation import RUN, UNLIKELY, X_SPEC, Federation
 
@@ -59,7 +60,8 @@ class Noisy:
             self.exact[number, name] = exact * 2.0**grid.exponent
             self.noise[number, name] = (flat(noisy.fields) - exact) * 2.0**grid.exponent
             anchor = outlet.anchor
-            return flat(noisy.fields), {"ledger_rows": anchor.rows, "ledger_head": anchor.head}
+            stands = {"ledger_rows": anchor.rows, "ledger_head": anchor.head}
+            return Contribution(flat(noisy.fields), noisy.reach, stands)
 
         return contribute
 

@@ -15,9 +15,10 @@ from secure_fedclust.errors import AggregationAborted
 from secure_fedclust.messages import private_stage, steps
 from secure_fedclust.privacy import masks, mechanism
 from secure_fedclust.privacy.accounting import Limit
+from secure_fedclust.privacy.cohort import Rules
 from secure_fedclust.privacy.grid import SumGrid
 from secure_fedclust.privacy.identity import Identity
-from secure_fedclust.privacy.masking import ADVERTISE, MASK, SHARE, UNMASK, MaskingClient, Rules
+from secure_fedclust.privacy.masking import ADVERTISE, MASK, SHARE, UNMASK, MaskingClient
 from secure_fedclust.privacy.queries import CellSums, Moments
 from secure_fedclust.privacy.release import Releases, exact_sum
 from secure_fedclust.privacy.secure_sum import Question
@@ -25,7 +26,7 @@ from secure_fedclust.protocols.cells import CELLS, _request
 from secure_fedclust.protocols.client import answers
 from secure_fedclust.protocols.seeding import SeedingClient
 from secure_fedclust.protocols.session import Session
-from secure_fedclust.protocols.sums import client_ends, server_end
+from secure_fedclust.protocols.sums import ends_for, server_end
 
 from .masking_federation import (
     ACTIVE,
@@ -279,7 +280,7 @@ def no_noise(monkeypatch):
 def session_of(spec, faults=(), client_class=SeedingClient):
     """A session over real clients, and the clients."""
     ledger = Ledger.create(None, epsilon=10.0, delta=1e-6)
-    ends = client_ends(spec, NAMES)
+    ends = ends_for(spec, NAMES).clients
     rng = np.random.default_rng(0)
     members = {
         name: client_class(
@@ -372,13 +373,13 @@ def test_a_repeated_request_gets_the_same_bytes_and_nothing_new_is_drawn(no_nois
     real = engine.exchange
 
     def exchange(requests):
-        replies = real(requests)
+        replies = dict(real(requests))
         rows = len(ledger.rows())
         for name, request in requests.items():
             assert members[name].handle(request) == replies[name]
         assert len(ledger.rows()) == rows
         sent.update(requests)
-        return replies
+        return replies.items()
 
     engine.exchange = exchange
     ask(session)
@@ -424,7 +425,7 @@ def test_a_question_that_is_not_for_a_sum_of_this_run_is_not_answered(no_noise, 
                 stage, requests, dict.fromkeys(requests, bounds)
             ),
             NAMES,
-            Question(session.run, 0, question, 6, lambda n: 1 << 40),
+            Question(session.run, 0, question, 6, lambda n: 1 << 35, lambda n: 1 << 40),
         )
 
     if what is None:  # the control

@@ -151,9 +151,9 @@ def listen(system, *given, **options):
 
     class Tapped(InProcessEngine):
         def exchange(self, requests):
-            replies = super().exchange(requests)
-            transcript.append((dict(requests), dict(replies)))
-            return replies
+            replies = dict(super().exchange(requests))
+            transcript.append((dict(requests), replies))
+            return replies.items()
 
     with mock.patch.object(secure_fedclust.run, "InProcessEngine", Tapped):
         return perform(system, *given, **options), transcript
