@@ -27,6 +27,9 @@ from secure_fedclust.errors import ProtocolError
 MAX_BYTES = 1 << 26
 """No message is larger, whatever its schema would allow."""
 
+KEY_HOLDER = "key holder"
+"""The name by which an engine reaches the party that opens encrypted sums."""
+
 _MAGIC = b"SFC1"
 _HEADER = struct.Struct(">4sI")
 _OVERHEAD = 512
@@ -110,6 +113,27 @@ class Array(Field):
             )
         if self.minimum is not None and (array < self.minimum).any():
             raise ProtocolError(f"field {name!r} holds values below {self.minimum}")
+
+
+@dataclass(frozen=True)
+class Blob(Field):
+    """Bytes that mean nothing here, such as keys and ciphertexts; how many has a name."""
+
+    size: str
+
+    def pack(self, name: str, value: Any) -> bytes:
+        return self.unpack(name, value)
+
+    def unpack(self, name: str, packed: Any) -> bytes:
+        if type(packed) is not bytes:
+            raise ProtocolError(f"field {name!r} is not bytes")
+        return packed
+
+    def dimensions(self, value: Any) -> list[tuple[str, int]]:
+        return [(self.size, len(value))]
+
+    def max_bytes(self, bounds: Bounds) -> int:
+        return 64 + _span(bounds.get(self.size, (0, MAX_BYTES)))[1]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secure_fedclust.errors import ParameterError
+from secure_fedclust.messages import KEY_HOLDER
 
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """What goes wrong when a file is missing, or is not what it should be."""
@@ -98,11 +99,11 @@ MEANING = {
     "plain": "as they are",
     "noisy": "with noise enough for each",
     "masked": "under masks",
-    "encrypted": "encrypted for the key holder",
+    "encrypted": "encrypted under the key holder's key",
     "sealed": "encrypted for other clients",
     "key": "public keys, hashes or signatures",
     "share": "parts of keys that open a sum",
-    "opened": "sums that it has opened",
+    "opened": "sums over clients",
 }
 """Forms of what a party saw, in words."""
 
@@ -144,7 +145,7 @@ class View:
 
     def __repr__(self) -> str:
         lines = [
-            f"{sight.stage}: {sight.messages} messages of {len(sight.senders)} clients, "
+            f"{sight.stage}: {sight.messages} messages of {_who(sight.senders)}, "
             f"{sight.bytes} bytes, {MEANING[sight.form]}"
             for sight in self.saw
         ]
@@ -275,17 +276,24 @@ class FedClustResult:
 
     def server_view(self) -> View:
         """What the server saw, in the order in which it came."""
-        seen: dict[tuple[str, str], Sight] = {}
-        for exchange in self.history:
-            key = exchange.stage, exchange.form
-            so_far = seen.get(key, Sight(*key, frozenset(), 0, 0))
-            seen[key] = Sight(
-                *key,
-                so_far.senders | set(exchange.up),
-                so_far.messages + len(exchange.up),
-                so_far.bytes + exchange.bytes_up,
-            )
-        return View("server", tuple(seen.values()), self.sums)
+        seen = [(exchange.stage, exchange.form, exchange.up) for exchange in self.history]
+        return View("server", _sights(seen), self.sums)
+
+    def key_holder_view(self) -> View | None:
+        """What the key holder saw; None where there is none.
+
+        How many clients are in a sum is what the server has told it.
+        """
+        asked = [exchange for exchange in self.history if KEY_HOLDER in exchange.down]
+        if not asked:
+            return None
+        # It is asked for keys, and then sent sums to be opened.
+        forms = {"key": "key", "opened": "encrypted"}
+        seen = [
+            (exchange.stage, forms[exchange.form], {"server": exchange.down[KEY_HOLDER]})
+            for exchange in asked
+        ]
+        return View(KEY_HOLDER, _sights(seen), self.sums)
 
     def save(self, path: str | Path) -> None:
         """Write the result as JSON, without anything under `nonprivate`."""
@@ -350,6 +358,27 @@ class FedClustResult:
             for opened in values.pop("sums")
         )
         return cls(centers=centers, history=history, anchors=anchors, sums=sums, **values)
+
+
+def _sights(seen: Iterable[tuple[str, str, Mapping[str, int]]]) -> tuple[Sight, ...]:
+    """Messages by kind: stage, form, and bytes from each sender."""
+    found: dict[tuple[str, str], Sight] = {}
+    for stage, form, sent in seen:
+        so_far = found.get((stage, form), Sight(stage, form, frozenset(), 0, 0))
+        found[stage, form] = Sight(
+            stage,
+            form,
+            so_far.senders | set(sent),
+            so_far.messages + len(sent),
+            so_far.bytes + sum(sent.values()),
+        )
+    return tuple(found.values())
+
+
+def _who(senders: frozenset[str]) -> str:
+    if senders and senders <= {KEY_HOLDER, "server"}:
+        return f"the {' and the '.join(sorted(senders))}"
+    return f"{len(senders)} clients"
 
 
 def _exchange(

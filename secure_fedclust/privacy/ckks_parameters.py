@@ -81,8 +81,8 @@ class Preset:
         return f"({self.degree}, {list(self.moduli)})"
 
 
-PRESETS = (Preset(4096, (54, 54)), Preset(8192, (60, 60)), Preset(8192, (40, 40, 40)))
-"""From the smallest to the largest."""
+PRESETS = (Preset(4096, (60, 49)), Preset(4096, (36, 36, 37)))
+"""From the smallest to the largest. 109 bits in all are the most that the degree allows."""
 
 
 @dataclass(frozen=True)

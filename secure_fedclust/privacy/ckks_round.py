@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from secure_fedclust.arrays import Ints
 from secure_fedclust.errors import AggregationAborted, ParameterError, ProtocolError
-from secure_fedclust.messages import Bounds, Stage, Values
+from secure_fedclust.messages import KEY_HOLDER, Bounds, Stage, Values
 from secure_fedclust.privacy.ckks import Aggregator, Encryptor, KeyHolder, keyless
 from secure_fedclust.privacy.ckks_parameters import PRESETS, Parameters, Preset
 from secure_fedclust.privacy.ckks_stages import (
@@ -34,21 +34,18 @@ from secure_fedclust.privacy.ckks_stages import (
     ENCRYPT,
     HOLDER_BOUNDS,
     KEY,
-    KEY_HOLDER,
     MOST_KEY,
     MOST_SEALED,
     OPEN,
     TAKE,
     TAKEN_BOUNDS,
-    Bytes,
-    array,
     asked_text,
     certified_text,
     cut,
     joined,
     opening_text,
+    round_text,
     sealed_bounds,
-    sealed_text,
     taken_text,
 )
 from secure_fedclust.privacy.cohort import Rules
@@ -101,14 +98,13 @@ class KeyHolding:
         return self._key(run, **request) if stage is KEY else self._open(run, **request)
 
     def _key(
-        self, run: str, preset: int, channel: Bytes, identity: Bytes, signature: Bytes
+        self, run: str, preset: int, channel: bytes, identity: bytes, signature: bytes
     ) -> Values:
-        who, theirs = identity.tobytes(), channel.tobytes()
-        self._check_signed(who, signature.tobytes(), asked_text(run, preset, theirs))
+        self._check_signed(identity, signature, asked_text(run, preset, channel))
         key = self._keys(run).public_key(PRESETS[preset])
-        self._aggregator = who
-        text = certified_text(run, self.rules.agreement, preset, key, theirs)
-        return {"key": array(key), "certificate": array(self._identity.sign(text))}
+        self._aggregator = identity
+        text = certified_text(run, self.rules.agreement, preset, key, channel)
+        return {"key": key, "certificate": self._identity.sign(text)}
 
     def _open(
         self,
@@ -119,10 +115,10 @@ class KeyHolding:
         reach: int,
         vectors: int,
         sizes: Ints,
-        ciphertexts: Bytes,
-        signature: Bytes,
+        ciphertexts: bytes,
+        signature: bytes,
     ) -> Values:
-        parts = cut("server", [int(size) for size in sizes], ciphertexts.tobytes())
+        parts = cut("server", sizes, ciphertexts)
         try:
             self.rules.check(n_clients)
             parameters = Parameters(length, n_clients, reach)
@@ -134,7 +130,7 @@ class KeyHolding:
                 f"{self.rules.min_survivors} or more (min_survivors)"
             )
         text = opening_text(run, number, parameters, vectors, parts)
-        self._check_signed(self._aggregator, signature.tobytes(), text)
+        self._check_signed(self._aggregator, signature, text)
         return {"steps": self._keys(run).open(number, parameters, parts)}
 
     def _check_signed(self, who: bytes | None, signature: bytes, text: bytes) -> None:
@@ -204,14 +200,12 @@ class CkksClient(Summand):
         return self._encrypt(run, **request, contribute=contribute)
 
     def _take(
-        self, run: str, preset: int, key: Bytes, channel: Bytes, certificates: Bytes
+        self, run: str, preset: int, key: bytes, channel: bytes, certificates: bytes
     ) -> Values:
-        given, theirs = key.tobytes(), channel.tobytes()
-        text = certified_text(run, self.rules.agreement, preset, given, theirs)
-        signatures = [row.tobytes() for row in certificates]
-        if len(signatures) != len(self._key_holders) or not all(
-            is_signed(holder, signature, text)
-            for holder, signature in zip(self._key_holders, signatures, strict=True)
+        text = certified_text(run, self.rules.agreement, preset, key, channel)
+        if len(certificates) != SIGNATURE_BYTES * len(self._key_holders) or not all(
+            is_signed(holder, certificates[i * SIGNATURE_BYTES :][:SIGNATURE_BYTES], text)
+            for i, holder in enumerate(self._key_holders)
         ):
             raise ProtocolError(
                 "key holder: it did not sign this key, or not for this run, privacy spec and server"
@@ -219,17 +213,17 @@ class CkksClient(Summand):
         if self._run not in (None, run):
             raise ProtocolError("server: it gives out a key of another run than the last one")
         taken = self._taken.get(preset)
-        if taken is not None and taken.key != given:
+        if taken is not None and taken.key != key:
             raise ProtocolError("key holder: it gives out a second key in one run")
         own = X25519PrivateKey.generate()
-        encryptor = self.encryptor_class(given, PRESETS[preset])
-        self._taken[preset] = _Taken(given, encryptor, _channel_key(own, theirs, text))
+        encryptor = self.encryptor_class(key, PRESETS[preset])
+        self._taken[preset] = _Taken(key, encryptor, _channel_key(own, channel, text))
         self._run = run
         return {
-            "agreement": array(digest(self.rules.agreement)),
-            "own": array(public_key(own)),
-            "identity": array(self._identity.public),
-            "signature": array(self._identity.sign(taken_text(text, public_key(own)))),
+            "agreement": digest(self.rules.agreement),
+            "own": public_key(own),
+            "identity": self._identity.public,
+            "signature": self._identity.sign(taken_text(text, public_key(own))),
         }
 
     def _encrypt(
@@ -238,7 +232,7 @@ class CkksClient(Summand):
         number: int,
         preset: int,
         n_clients: int,
-        question: Bytes,
+        question: bytes,
         contribute: Contribute,
     ) -> Values:
         taken = self._taken.get(preset)
@@ -251,13 +245,12 @@ class CkksClient(Summand):
         except ParameterError as error:
             raise ProtocolError(str(error)) from error
         self._last = number
-        asked = question.tobytes()
-        given = contribute(asked, n_clients)
+        given = contribute(question, n_clients)
         parameters = Parameters(len(given.vector), n_clients, given.reach)
         sizes, row = joined(taken.encryptor.encrypt(parameters, given.vector))
-        text = sealed_text(run, number, parameters, asked, sizes)
+        text = round_text(run, number, parameters, question) + sizes.tobytes()
         sealed = AESGCM(taken.channel).encrypt(_nonce(number), row, text)
-        return {"sizes": np.array(sizes), "sealed": array(sealed), **given.anchor}
+        return {"sizes": sizes, "sealed": sealed, **given.anchor}
 
     def __repr__(self) -> str:
         return f"CkksClient({self._identity!r})"
@@ -328,13 +321,13 @@ class OneKeyHolder(Opening):
         index = PRESETS.index(preset)
         request = {
             "preset": index,
-            "channel": array(channel),
-            "identity": array(self._identity.public),
-            "signature": array(self._identity.sign(asked_text(run, index, channel))),
+            "channel": channel,
+            "identity": self._identity.public,
+            "signature": self._identity.sign(asked_text(run, index, channel)),
         }
         sizes: Bounds = {"key": (1, MOST_KEY), "certificate": SIGNATURE_BYTES}
         reply = self._asked(ask, KEY, request, sizes, "has sent no key")
-        return IssuedKey(reply["key"].tobytes(), [reply["certificate"].tobytes()])
+        return IssuedKey(reply["key"], [reply["certificate"]])
 
     def open(
         self,
@@ -354,9 +347,9 @@ class OneKeyHolder(Opening):
             "n_clients": parameters.n_clients,
             "reach": parameters.reach,
             "vectors": vectors,
-            "sizes": np.array(sizes),
-            "ciphertexts": array(row),
-            "signature": array(self._identity.sign(text)),
+            "sizes": sizes,
+            "ciphertexts": row,
+            "signature": self._identity.sign(text),
         }
         found = self._asked(
             ask, OPEN, request, {"length": parameters.length}, "has not opened the sum"
@@ -412,19 +405,19 @@ class Ckks(SecureSum):
         holders = self._with_key(ask, clients, run, preset)
         self.rules.enough(holders, clients, "have taken the key")
         adder = self.aggregator_class(parameters, keyless(preset))
+        text = round_text(run, question.number, parameters, question.text)
+        nonce = _nonce(question.number)
 
         def add(client: str, reply: Values) -> None:
-            sizes = [int(size) for size in reply["sizes"]]
-            text = sealed_text(run, question.number, parameters, question.text, sizes)
-            key = self._channels[run, client, preset]
-            row = _unsealed(client, key, question.number, reply["sealed"], text)
+            key, sizes = self._channels[run, client, preset], reply["sizes"]
+            row = _unsealed(client, key, nonce, reply["sealed"], text + sizes.tobytes())
             adder.add(client, cut(client, sizes, row))
 
         request = {
             "number": question.number,
             "preset": PRESETS.index(preset),
             "n_clients": n,
-            "question": array(question.text),
+            "question": question.text,
         }
         found = ask(ENCRYPT, dict.fromkeys(holders, request), sealed_bounds(parameters), add)
         survivors = self.rules.enough(list(found), clients, "have sent a vector")
@@ -442,9 +435,9 @@ class Ckks(SecureSum):
             index = PRESETS.index(preset)
             request = {
                 "preset": index,
-                "key": array(issued.key),
-                "channel": array(own),
-                "certificates": np.stack([array(each) for each in issued.certificates]),
+                "key": issued.key,
+                "channel": own,
+                "certificates": b"".join(issued.certificates),
             }
             text = certified_text(run, self.rules.agreement, index, issued.key, own)
 
@@ -463,7 +456,7 @@ class Ckks(SecureSum):
     def _agreed(self, client: str, reply: Values, text: bytes) -> bytes:
         """The key under which a client sends what it encrypts."""
         names = "agreement", "own", "identity", "signature"
-        agreement, own, identity, signature = (reply[name].tobytes() for name in names)
+        agreement, own, identity, signature = (reply[name] for name in names)
         if agreement != digest(self.rules.agreement):
             raise ProtocolError(f"{client}: it has agreed on another privacy spec")
         known = self._identities.get(client, identity) == identity
@@ -479,9 +472,9 @@ def _channel_key(ours: X25519PrivateKey, theirs: bytes, context: bytes) -> bytes
     return pair_key(ours, theirs, b"ckks", context, (0, 1))
 
 
-def _unsealed(client: str, key: bytes, number: int, sealed: Bytes, text: bytes) -> bytes:
+def _unsealed(client: str, key: bytes, nonce: bytes, sealed: bytes, text: bytes) -> bytes:
     try:
-        return AESGCM(key).decrypt(_nonce(number), sealed.tobytes(), text)
+        return AESGCM(key).decrypt(nonce, sealed, text)
     except InvalidTag:
         raise ProtocolError(
             f"{client}: what it sent was changed on the way, or was made for another round, "

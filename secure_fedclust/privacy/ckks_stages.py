@@ -4,31 +4,26 @@ What is done in them: `ckks_round.py`.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from secure_fedclust.arrays import Ints
 from secure_fedclust.errors import ProtocolError
-from secure_fedclust.messages import ANCHOR, MAX_BYTES, Array, Bounds, Integer, stage, steps
+from secure_fedclust.messages import ANCHOR, MAX_BYTES, Array, Blob, Bounds, Integer, stage, steps
 from secure_fedclust.privacy.ckks_parameters import PRESETS, Parameters
 from secure_fedclust.privacy.cohort import LARGEST_COHORT
 from secure_fedclust.privacy.identity import SIGNATURE_BYTES
 from secure_fedclust.privacy.masks import KEY_BYTES, TAG_BYTES, digest
 from secure_fedclust.privacy.secure_sum import MAX_LENGTH, MAX_QUESTION
 
-KEY_HOLDER = "key holder"
-"""The name by which an engine reaches the key holder."""
-
 MOST_SEALED = MAX_BYTES - (1 << 16)
 """Most bytes of an encrypted vector, which must fit into a message."""
 
-Bytes = NDArray[np.uint8]
-
 _PRESET = Integer(0, len(PRESETS) - 1)
-_CHANNEL = Array(("channel",), "uint8")
-_IDENTITY = Array(("identity",), "uint8")
-_SIGNATURE = Array(("signature",), "uint8")
+_CHANNEL = Blob("channel")
+_IDENTITY = Blob("identity")
+_SIGNATURE = Blob("signature")
 _SIZES = Array(("chunks",), "int64", minimum=0, largest=MAX_BYTES)
 
 KEY = stage(
@@ -39,20 +34,20 @@ KEY = stage(
         "identity": _IDENTITY,
         "signature": _SIGNATURE,
     },
-    reply={"key": Array(("key",), "uint8"), "certificate": Array(("certificate",), "uint8")},
+    reply={"key": Blob("key"), "certificate": Blob("certificate")},
     form="key",
 )
 TAKE = stage(
     "ckks/take",
     request={
         "preset": _PRESET,
-        "key": Array(("key",), "uint8"),
+        "key": Blob("key"),
         "channel": _CHANNEL,
-        "certificates": Array(("holders", "certificate"), "uint8"),
+        "certificates": Blob("certificates"),
     },
     reply={
-        "agreement": Array(("agreement",), "uint8"),
-        "own": Array(("own",), "uint8"),
+        "agreement": Blob("agreement"),
+        "own": Blob("own"),
         "identity": _IDENTITY,
         "signature": _SIGNATURE,
     },
@@ -64,9 +59,9 @@ ENCRYPT = stage(
         "number": Integer(),
         "preset": _PRESET,
         "n_clients": Integer(1, LARGEST_COHORT),
-        "question": Array(("bytes",), "uint8"),
+        "question": Blob("bytes"),
     },
-    reply={"sizes": _SIZES, "sealed": Array(("sealed",), "uint8"), **ANCHOR},
+    reply={"sizes": _SIZES, "sealed": Blob("sealed"), **ANCHOR},
     form="encrypted",
 )
 OPEN = stage(
@@ -78,7 +73,7 @@ OPEN = stage(
         "reach": Integer(1),
         "vectors": Integer(1, LARGEST_COHORT),
         "sizes": _SIZES,
-        "ciphertexts": Array(("ciphertexts",), "uint8"),
+        "ciphertexts": Blob("ciphertexts"),
         "signature": _SIGNATURE,
     },
     reply={"steps": steps("length")},
@@ -90,8 +85,7 @@ MOST_KEY = max(preset.key_bytes[1] for preset in PRESETS)
 CLIENT_BOUNDS: Bounds = {
     "key": (1, MOST_KEY),
     "channel": KEY_BYTES,
-    "holders": (1, 64),
-    "certificate": SIGNATURE_BYTES,
+    "certificates": (SIGNATURE_BYTES, 64 * SIGNATURE_BYTES),
     "bytes": (0, MAX_QUESTION),
 }
 """Sizes of what a client is sent."""
@@ -136,14 +130,9 @@ def taken_text(certified: bytes, own: bytes) -> bytes:
     return digest(b"ckks/take", certified, own)
 
 
-def sealed_text(
-    run: str, number: int, parameters: Parameters, question: bytes, sizes: Sequence[int]
-) -> bytes:
-    """What an encrypted vector is bound to: round, parameters, question, sizes of ciphertexts."""
-    cut = np.array(sizes, dtype="<i8").tobytes()
-    return digest(
-        b"ckks/encrypt", run.encode(), number.to_bytes(8), parameters.text(), question, cut
-    )
+def round_text(run: str, number: int, parameters: Parameters, question: bytes) -> bytes:
+    """What the encrypted vectors of a round are bound to."""
+    return digest(b"ckks/encrypt", run.encode(), number.to_bytes(8), parameters.text(), question)
 
 
 def opening_text(
@@ -154,19 +143,14 @@ def opening_text(
     return digest(b"ckks/open", *place, *ciphertexts)
 
 
-def joined(parts: Sequence[bytes]) -> tuple[list[int], bytes]:
+def joined(parts: Sequence[bytes]) -> tuple[Ints, bytes]:
     """Sizes of some ciphertexts, and all of them in a row."""
-    return [len(part) for part in parts], b"".join(parts)
+    return np.array([len(part) for part in parts]), b"".join(parts)
 
 
-def cut(party: str, sizes: Sequence[int], row: bytes) -> list[bytes]:
+def cut(party: str, sizes: Ints, row: bytes) -> list[bytes]:
     """What `joined` has put together."""
-    ends = np.cumsum([0, *sizes])
+    ends = list(accumulate(sizes.tolist(), initial=0))
     if ends[-1] != len(row):
         raise ProtocolError(f"{party}: ciphertexts of {ends[-1]} bytes, and {len(row)} were sent")
     return [row[a:b] for a, b in pairwise(ends)]
-
-
-def array(content: bytes) -> Bytes:
-    """Bytes as a message carries them."""
-    return np.frombuffer(content, dtype=np.uint8)

@@ -6,8 +6,8 @@ clients; nobody is told. It is the same whatever adds the vectors up. Three thin
 - noise must be so many steps that its being discrete costs the release no more than its share of
   the slack that the run has (docs/proofs/discrete_noise.md), and a record's contribution so many
   that truncating it does not show;
-- the sum should fit into 30 bits, since the smallest parameters of encryption hold no more, or
-  else into what the next ones hold (`ckks.py`);
+- the sum should fit into 36 bits, since the smallest parameters of encryption hold no more, or
+  else into the 46 that the next ones hold (`ckks_parameters.py`);
 - it must fit into 62 bits, or there is no grid.
 """
 
@@ -23,7 +23,7 @@ from secure_fedclust.privacy.sensitivity import Sensitivity, message
 from secure_fedclust.privacy.spec import PrivacySpec
 
 MOST_BITS = 62
-WANTED_BITS = 30, 35, 46, MOST_BITS
+WANTED_BITS = 36, 46, MOST_BITS
 """Sums have the fewest of these bits that leave a grid fine enough."""
 
 COARSE_BITS = 10

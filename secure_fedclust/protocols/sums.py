@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from secure_fedclust.errors import ParameterError
+from secure_fedclust.messages import KEY_HOLDER
 from secure_fedclust.privacy.cohort import Rules, check_cohort
 from secure_fedclust.privacy.identity import Identity
 from secure_fedclust.privacy.masking import Masking, MaskingClient
@@ -84,7 +85,6 @@ def _masking_ends(spec: PrivacySpec, names: Sequence[str]) -> Ends:
 
 def _ckks_ends(spec: PrivacySpec, names: Sequence[str]) -> Ends:
     from secure_fedclust.privacy.ckks_round import Ckks, CkksClient, KeyHolding, OneKeyHolder
-    from secure_fedclust.privacy.ckks_stages import KEY_HOLDER
     from secure_fedclust.protocols.key_holder import KeyHolderParty
 
     if KEY_HOLDER in names:
