@@ -26,6 +26,7 @@ benchmark: $(VENV)/installed
 	$(BIN)/python benchmarks/utility.py
 	$(BIN)/python benchmarks/ledger.py
 	$(BIN)/python benchmarks/masking.py
+	$(BIN)/python benchmarks/ckks.py
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

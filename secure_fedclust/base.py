@@ -21,7 +21,14 @@ from secure_fedclust.errors import FederationWarning, ParameterError, PrivacyWar
 from secure_fedclust.parameters import check_counts
 from secure_fedclust.privacy.accounting import Limit
 from secure_fedclust.privacy.domain import Domain
-from secure_fedclust.privacy.plan import ALSO_SEEN, Feasibility, Plan, PlannedRelease, fallback
+from secure_fedclust.privacy.plan import (
+    ALSO_SEEN,
+    Feasibility,
+    Plan,
+    PlannedRelease,
+    check_room,
+    fallback,
+)
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.protocols import refinement
 from secure_fedclust.protocols.client import Client
@@ -187,6 +194,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         if n_records is not None:
             feasibility = self._feasibility(spec, n_clients, n_features, n_records)
         releases = self._releases(spec, domain, n_clients)
+        check_room(releases, spec, limit, n_clients)
         summed = math.fsum(release.share for release in releases if release.summed)
         each = spec.protection != "none" and not all(release.summed for release in releases)
         return Plan(
@@ -224,6 +232,8 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
     def _fit_private(self, run: Run, rng: np.random.Generator) -> Clustering:
         session, spec = run.session, run.session.spec
         n_clients, n_features = len(session.clients), session.domain.n_features
+        releases = self._releases(spec, session.domain, n_clients)
+        check_room(releases, spec, session.limit, n_clients)
         size = spec.counted_size
         if size is not None:
             _warn_poor(self._feasibility(spec, n_clients, n_features, size))

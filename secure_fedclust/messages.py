@@ -415,7 +415,12 @@ def _open(data: bytes) -> tuple[Envelope, Iterator[Any]]:
     if zlib.crc32(body) != checksum:
         raise ProtocolError("the checksum does not match: the message is truncated or corrupt")
     unpacker = msgpack.Unpacker(
-        max_buffer_size=MAX_BYTES, max_str_len=256, max_array_len=0, max_map_len=0, max_ext_len=0
+        read_size=1024,  # it is fed, and need not set room aside for reading
+        max_buffer_size=MAX_BYTES,
+        max_str_len=256,
+        max_array_len=0,
+        max_map_len=0,
+        max_ext_len=0,
     )
     unpacker.feed(body)
     row = _values(unpacker)

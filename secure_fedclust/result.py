@@ -55,12 +55,12 @@ class Exchange:
 
     @property
     def bytes_down(self) -> int:
-        """Bytes sent to all clients."""
+        """Bytes sent to everybody."""
         return sum(self.down.values())
 
     @property
     def bytes_up(self) -> int:
-        """Bytes received from all clients."""
+        """Bytes received from everybody."""
         return sum(self.up.values())
 
 
@@ -145,7 +145,8 @@ class View:
 
     def __repr__(self) -> str:
         lines = [
-            f"{sight.stage}: {sight.messages} messages of {_who(sight.senders)}, "
+            f"{sight.stage}: {sight.messages} message{'s' * (sight.messages > 1)} of "
+            f"{_who(sight.senders)}, "
             f"{sight.bytes} bytes, {MEANING[sight.form]}"
             for sight in self.saw
         ]
@@ -245,7 +246,7 @@ class FedClustResult:
         return len(self.centers)
 
     def bytes_per_stage(self) -> dict[str, tuple[int, int]]:
-        """Bytes down to and up from the clients, by stage."""
+        """Bytes down to and up from everybody, by stage."""
         total: dict[str, tuple[int, int]] = {}
         for exchange in self.history:
             down, up = total.get(exchange.stage, (0, 0))
@@ -253,7 +254,7 @@ class FedClustResult:
         return total
 
     def transcript(self) -> list[dict[str, Any]]:
-        """Messages and bytes by stage and client, for printing."""
+        """Messages and bytes by stage and client, the key holder among them, for printing."""
         rows: dict[tuple[str, str], dict[str, Any]] = {}
         for exchange in self.history:
             for client in exchange.asked:
@@ -284,9 +285,9 @@ class FedClustResult:
 
         How many clients are in a sum is what the server has told it.
         """
-        asked = [exchange for exchange in self.history if KEY_HOLDER in exchange.down]
-        if not asked:
+        if self.privacy.get("protection") != "ckks":
             return None
+        asked = [exchange for exchange in self.history if KEY_HOLDER in exchange.down]
         # It is asked for keys, and then sent sums to be opened.
         forms = {"key": "key", "opened": "encrypted"}
         seen = [

@@ -144,3 +144,50 @@ def test_masking_prints_its_tables_without_flower_and_fails_a_check_on_a_missed_
     monkeypatch.setattr(masking, "EXPONENT_AT_MOST", 0.0)
     assert masking.main(["--quick", "--repeats", "1", "--check"]) == 1
     assert "NOT MET  exponent" in capsys.readouterr().out
+
+
+def test_ckks_prints_what_was_asked_beside_what_was_measured(module, capsys):
+    ckks = module("ckks")
+    assert ckks.main(["--quick", "--repeats", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"TenSEAL {ckks.ts.__version__}" in lines[1]
+    assert lines[2].split() == ["what", "how", "measured", "ratio", "asked"]
+    starts = ("client", "kB of a client", "server, decoding too", "server, no decoding")
+    starts += ("key holder", "6,100 values, 10 clients", "FKM, 20 clients")
+    assert [start for start in starts if not any(line.startswith(start) for line in lines)] == []
+    sizes = [line for line in lines if "kB of a client, 2,048 values, sums to 2^30" in line]
+    assert sizes[0].endswith("at most 66 kB")
+    assert sizes[1].split()[0] == "met"
+    assert any("have no bar" in line for line in lines)
+
+
+@pytest.mark.parametrize("size, code", [(65.0, 0), (67.0, 1)])
+def test_ckks_fails_a_check_only_when_a_bar_is_missed(module, monkeypatch, capsys, size, code):
+    ckks = module("ckks")
+    for part in ("opening", "many_ciphertexts", "server_memory", "fkm_run"):
+        monkeypatch.setattr(ckks, part, lambda *given: [])
+    line = ckks.Line("message", "ours", f"{size} kB", bar=ckks.Bar("kB", size, at_most=66))
+    monkeypatch.setattr(ckks, "one_ciphertext", lambda *given: [line])
+    assert ckks.main(["--check"]) == code
+    assert ("NOT MET" in capsys.readouterr().out) == bool(code)
+    assert ckks.main([]) == 0
+
+
+def test_ckks_holds_no_parameters_but_the_usual_ones_to_the_server_bar(module):
+    ckks = module("ckks")
+    lines = ckks.one_ciphertext(ckks.SUM_BITS, 3, 1)
+    held = [line.how for line in lines if line.what.startswith("server") and line.bar]
+    assert held == [ckks.USUAL]
+    assert not any(line.bar for line in ckks.one_ciphertext(ckks.LARGE_SUM_BITS, 3, 1))
+
+
+def test_ckks_measures_no_sum_that_is_wrong(module):
+    parties = module("ckks").Parties(3, 10, 20)
+    parties.plain_sum[4] += 1
+
+    def work(send, receive):
+        for name in parties.vectors:
+            receive(name, send(name))
+
+    with pytest.raises(AssertionError):
+        parties.sum(work)

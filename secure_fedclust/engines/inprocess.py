@@ -71,6 +71,9 @@ class InProcessEngine:
         """Deliver each party its request and give the replies of those that answer."""
         number, self._exchanges = self._exchanges, self._exchanges + 1
         for client, request in requests.items():
+            if client not in self._handlers:
+                _log.warning("%s cannot be reached", client)
+                continue
             try:
                 reply = self._handlers[client](request)
             except SecureFedClustError as error:

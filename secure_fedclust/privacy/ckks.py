@@ -1,6 +1,6 @@
 """Sums under homomorphic encryption (CKKS, by TenSEAL): three roles, and what each may hold.
 
-- `KeyHolder`: the secret key. It opens one sum a round, and sees nothing but these sums.
+- `KeyHolder`: the secret key. It opens one sum a round, and is sent nothing but these sums.
 - `Encryptor`: the public key. A client's.
 - `Aggregator`: no key at all. It adds ciphertexts up, and can read none.
 
@@ -13,6 +13,9 @@ the roles say to each other: `ckks_round.py`.
 import base64
 import json
 import os
+import secrets
+import struct
+import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +24,7 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import tenseal as ts
 
-from secure_fedclust.arrays import Ints
+from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.errors import AggregationAborted, ParameterError, ProtocolError
 from secure_fedclust.privacy.ckks_parameters import PRESETS, TOLERANCE, Parameters, Preset
 
@@ -48,15 +51,28 @@ class Encryptor:
         self._context = _public_context(key, preset)
 
     def encrypt(self, parameters: Parameters, vector: Ints) -> list[bytes]:
-        """Encrypt a vector, in chunks of exactly as many numbers as a ciphertext holds."""
+        """Encrypt a vector, in chunks of exactly as many numbers as a ciphertext holds.
+
+        What a vector does not use is filled with random numbers. All numbers of a chunk decide how
+        its encoding is rounded, which a key holder can see: it must not be able to tell which
+        vector that fits.
+        """
         self._check(parameters, vector)
-        slots = self.preset.slots
-        padded = np.zeros(parameters.chunks * slots)
-        padded[: len(vector)] = vector
+        used = self.preset.used
+        chunks = [vector[i : i + used] for i in range(0, len(vector), used)]
         return [
-            ts.ckks_vector(self._context, padded[i : i + slots], parameters.scale).serialize()
-            for i in range(0, len(padded), slots)
+            ts.ckks_vector(
+                self._context, self._filled(chunk, parameters.reach), parameters.scale
+            ).serialize()
+            for chunk in chunks
         ]
+
+    def _filled(self, chunk: Ints, reach: int) -> Floats:
+        filled = np.empty(self.preset.slots)
+        filled[: len(chunk)] = chunk
+        drawn = np.frombuffer(secrets.token_bytes(8 * (len(filled) - len(chunk))), dtype=np.uint64)
+        filled[len(chunk) :] = (drawn % (2 * reach + 1)).astype(np.int64) - reach
+        return filled
 
     def _check(self, parameters: Parameters, vector: Ints) -> None:
         if parameters.preset != self.preset:
@@ -97,8 +113,9 @@ class Aggregator:
         self.parameters = parameters
         self.clients: list[str] = []
         """Whose vectors are in the sum."""
-        self._context = _keyless_context(context)
+        self._context = _context(context)
         self._sum: list[Any] = []
+        self._spoilt_by: str | None = None
 
     def add(self, client: str, ciphertexts: Sequence[bytes]) -> None:
         """Add a client's vector to the sum, or refuse it and leave the sum as it was."""
@@ -111,15 +128,19 @@ class Aggregator:
             )
         check_ciphertexts(client, self.parameters, ciphertexts)
         loaded = [_load(client, self._context, self.parameters, data) for data in ciphertexts]
-        if self._sum:
-            for so_far, more in zip(self._sum, loaded, strict=True):
+        try:
+            for so_far, more in zip(self._sum, loaded, strict=bool(self._sum)):
                 so_far.add_(more)
-        else:
-            self._sum = loaded
+        except (ValueError, RuntimeError) as error:
+            self._spoilt_by = client
+            raise ProtocolError(f"{client}: its ciphertexts cannot be added to others'") from error
+        self._sum = self._sum or loaded
         self.clients.append(client)
 
     def total(self) -> list[bytes]:
         """The encrypted sum."""
+        if self._spoilt_by is not None:
+            raise AggregationAborted(f"{self._spoilt_by}: its ciphertexts have spoilt the sum")
         if not self._sum:
             raise ProtocolError("the aggregator has no vector to add up")
         return [part.serialize() for part in self._sum]
@@ -131,7 +152,9 @@ class Aggregator:
 class KeyHolder:
     """Holds the secret keys of one run, and opens one sum a round.
 
-    Keys are made when they are first asked for, one for each preset that the run needs.
+    Keys are made when they are first asked for, one for each preset that the run needs. They are
+    thrown away by `forget`, and when what was opened turns out to be no sum of clients' vectors:
+    whoever sent that could go on to learn from what is refused.
 
     Parameters
     ----------
@@ -145,13 +168,14 @@ class KeyHolder:
         self.run = run
         self.opened = -1
         """Number of the last round whose sum was opened."""
+        self.aggregator: bytes | None = None
+        """Public key of the server that sums are opened for, where it is known."""
+        self.has_forgotten = False
         self._contexts: dict[Preset, Any] = {}
-        self._path = None if path is None else Path(path)
-        if self._path is not None and self._path.exists():
-            raise ParameterError(
-                f"key holder: {self._path} exists; keys are fresh in every run: KeyHolder.load "
-                "goes on with a run, delete the file for a new one"
-            )
+        self._path: Path | None = None
+        if path is not None:
+            self._path = Path(path)
+            self._save(first=True)
 
     @classmethod
     def load(cls, path: str | Path, run: str) -> Self:
@@ -172,14 +196,16 @@ class KeyHolder:
                     "not secret any more, delete it and begin a new run"
                 )
             content = json.loads(path.read_text(encoding="utf-8"))
-            found = content["format"], content["run"], content["opened"], content["keys"]
-            if found[0] != _FORMAT:
+            if content["format"] != _FORMAT:
                 raise ParameterError(f"key holder: {path} was written by another version")
-            holder = cls(str(found[1]))
-            holder.opened = int(found[2])
+            holder = cls(str(content["run"]))
+            holder.opened = int(content["opened"])
+            server = content["aggregator"]
+            holder.aggregator = None if server is None else bytes.fromhex(server)
+            holder.has_forgotten = bool(content["has_forgotten"])
             holder._contexts = {
-                PRESETS[int(index)]: ts.context_from(base64.b64decode(key, validate=True))
-                for index, key in found[3].items()
+                PRESETS[int(index)]: ts.context_from(base64.b64decode(key, validate=True), 1)
+                for index, key in content["keys"].items()
             }
         except ParameterError:
             raise
@@ -194,19 +220,36 @@ class KeyHolder:
                 "fresh in every run; delete the old file"
             )
         for preset, context in holder._contexts.items():
-            if not context.has_secret_key() or _without_keys(context) != keyless(preset):
+            if not context.has_secret_key() or _serialized(context) != keyless(preset):
                 raise ParameterError(f"key holder: {path} does not have the keys that it says")
         holder._path = path
         return holder
 
     def public_key(self, preset: Preset) -> bytes:
         """What clients encrypt with."""
+        self._check_keys()
         if preset not in self._contexts:
             if preset not in PRESETS:
                 raise ProtocolError(f"key holder: there are no keys for {preset}")
-            self._contexts[preset] = _new_context(preset)
-            self._save()
+            before = self._contexts
+            self._contexts = {**before, preset: _new_context(preset)}
+            try:
+                self._save()
+            except ParameterError:
+                self._contexts = before  # a key that is not kept is not given out
+                raise
         return _serialized(self._contexts[preset], public=True)
+
+    def serve(self, aggregator: bytes) -> None:
+        """Open sums for this server from now on, and for no other."""
+        if self.aggregator != aggregator:
+            self.aggregator = aggregator
+            self._save()
+
+    def forget(self) -> None:
+        """Throw the keys away, on disk too: nothing that was encrypted can be opened any more."""
+        self._contexts, self.has_forgotten = {}, True
+        self._save()
 
     def open(self, number: int, parameters: Parameters, ciphertexts: Sequence[bytes]) -> Ints:
         """Open the sum of a round: the numbers that are used, rounded to whole steps.
@@ -217,8 +260,10 @@ class KeyHolder:
             When a sum of this round, or a later one, was opened already, or for ciphertexts that
             are none. Nothing is opened then.
         AggregationAborted
-            When what was opened is no sum of clients' vectors. It is not given out.
+            When what was opened is no sum of clients' vectors. It is not given out, and the keys
+            are thrown away.
         """
+        self._check_keys()
         if number <= self.opened:
             raise ProtocolError(
                 f"key holder: a sum of round {number} is asked for, and round {self.opened} was "
@@ -231,30 +276,40 @@ class KeyHolder:
         loaded = [_load("aggregator", context, parameters, data) for data in ciphertexts]
         self.opened = number
         self._save()
-        values = np.concatenate([part.decrypt() for part in loaded])[: parameters.length]
+        used = parameters.preset.used
+        values = np.concatenate([part.decrypt()[:used] for part in loaded])[: parameters.length]
         steps = np.rint(values)
         off = np.abs(values - steps).max()
         if not off <= TOLERANCE or np.abs(steps).max() > parameters.largest:
+            self.forget()
             raise AggregationAborted(
                 f"key holder: what was opened in round {number} is no sum of clients' vectors: it "
                 "was encrypted under another key or with other parameters, or some client's "
-                "numbers were too large"
+                "numbers were too large. The keys are thrown away"
             )
         return np.asarray(steps, dtype=np.int64)
 
-    def _save(self) -> None:
+    def _check_keys(self) -> None:
+        if self.has_forgotten:
+            raise ProtocolError(
+                f"key holder: the keys of run {self.run} were thrown away, and there are no others"
+            )
+
+    def _save(self, *, first: bool = False) -> None:
         if self._path is None:
             return
         content = {
             "format": _FORMAT,
             "run": self.run,
             "opened": self.opened,
+            "aggregator": None if self.aggregator is None else self.aggregator.hex(),
+            "has_forgotten": self.has_forgotten,
             "keys": {
                 PRESETS.index(preset): base64.b64encode(_serialized(context, secret=True)).decode()
                 for preset, context in self._contexts.items()
             },
         }
-        _write_secret(self._path, json.dumps(content).encode())
+        _write_secret(self._path, json.dumps(content).encode(), first=first)
 
     def __repr__(self) -> str:
         return f"KeyHolder(run={self.run!r}, opened={self.opened})"
@@ -264,7 +319,10 @@ class KeyHolder:
 
 
 def check_ciphertexts(party: str, parameters: Parameters, ciphertexts: Sequence[bytes]) -> None:
-    """Refuse what does not have the size of an encrypted vector, before anything reads it."""
+    """Refuse what has not the form of an encrypted vector, before it is deserialised.
+
+    TenSEAL takes an empty text for a vector without numbers, and takes any number of ciphertexts.
+    """
     if len(ciphertexts) != parameters.chunks:
         raise ProtocolError(
             f"{party}: {len(ciphertexts)} ciphertexts, a vector of {parameters.length} numbers has "
@@ -277,6 +335,12 @@ def check_ciphertexts(party: str, parameters: Parameters, ciphertexts: Sequence[
                 f"{party}: a ciphertext of {len(data)} bytes, those of {parameters.preset} have "
                 f"{least} to {most}: it is truncated, or of other parameters"
             )
+        first, last = _frame(parameters.preset.slots, parameters.scale, len(data))
+        if not (data.startswith(first) and data.endswith(last)):
+            raise ProtocolError(
+                f"{party}: not one ciphertext of {parameters.preset.slots} numbers at scale "
+                f"{parameters.scale:g}: damaged, or of other parameters"
+            )
 
 
 @lru_cache(maxsize=len(PRESETS))
@@ -287,48 +351,75 @@ def keyless(preset: Preset) -> bytes:
 
 
 def _load(party: str, context: Any, parameters: Parameters, data: bytes) -> Any:
+    preset = parameters.preset
     try:
         vector = ts.ckks_vector_from(context, data)
         [inner] = vector.ciphertext()
-        found = vector.size(), inner.scale
+        found = vector.size(), inner.size(), inner.coeff_modulus_size(), inner.scale
+        wanted = preset.slots, 2, len(preset.moduli) - 1, parameters.scale
+        if found != wanted or not inner.is_ntt_form():
+            raise ValueError(f"{found} instead of {wanted}")
+        return vector
     except (ValueError, RuntimeError) as error:
         raise ProtocolError(
-            f"{party}: not a ciphertext of {parameters.preset}: damaged, or of other parameters"
+            f"{party}: not a ciphertext of {preset}: damaged, or of other parameters"
         ) from error
-    if found != (parameters.preset.slots, parameters.scale):
-        raise ProtocolError(
-            f"{party}: a ciphertext of {found[0]} numbers at scale {found[1]:g}, where "
-            f"{parameters.preset.slots} at {parameters.scale:g} were agreed on"
-        )
-    return vector
 
 
-# A context has threads of its own, and many clients of a simulation have the same public one.
-@lru_cache(maxsize=8)
+def _frame(slots: int, scale: float, size: int) -> tuple[bytes, bytes]:
+    """How TenSEAL's bytes begin and end, if they are one ciphertext and nothing else.
+
+    They are a protocol buffer: sizes (field 1), ciphertexts (field 2), scale (field 3).
+    """
+    numbers = _varint(slots)
+    first, last = b"\x0a" + _varint(len(numbers)) + numbers, b"\x19" + struct.pack("<d", scale)
+    # A tag, and how many bytes are left for the ciphertext: all sizes in use take three to say.
+    return first + b"\x12" + _varint(size - len(first) - len(last) - 4), last
+
+
+def _varint(number: int) -> bytes:
+    low, rest = number & 0x7F, number >> 7
+    return bytes([low]) if rest == 0 else bytes([low | 0x80]) + _varint(rest)
+
+
 def _public_context(key: bytes, preset: Preset) -> Any:
     try:
-        context = ts.context_from(key)
+        context = _context(key)
         usable = context.has_public_key() and not context.has_secret_key()
     except (ValueError, RuntimeError) as error:
         raise ProtocolError("not a public key: damaged, or of another version") from error
-    if not usable or _without_keys(context) != keyless(preset):
+    if not usable or _serialized(context) != keyless(preset):
         raise ProtocolError(f"not a public key for {preset}, or one that comes with other keys")
     return context
 
 
-@lru_cache(maxsize=len(PRESETS))
-def _keyless_context(context: bytes) -> Any:
-    return ts.context_from(context)
+_MOST_CONTEXTS = 8
+_contexts: dict[bytes, Any] = {}
+_inherited: list[Any] = []
+
+
+def _context(content: bytes) -> Any:
+    """A context without a secret key. It has a thread of its own, and is shared by all who ask."""
+    if content not in _contexts:
+        if len(_contexts) == _MOST_CONTEXTS:
+            del _contexts[next(iter(_contexts))]
+        _contexts[content] = ts.context_from(content, 1)
+    return _contexts[content]
+
+
+def _keep_inherited() -> None:
+    # The child of a fork has no such threads, and would wait for them if it dropped a context.
+    _inherited.append(dict(_contexts))
+    _contexts.clear()
+
+
+os.register_at_fork(after_in_child=_keep_inherited)
 
 
 def _new_context(preset: Preset) -> Any:
     return ts.context(
         ts.SCHEME_TYPE.CKKS, preset.degree, coeff_mod_bit_sizes=list(preset.moduli), n_threads=1
     )
-
-
-def _without_keys(context: Any) -> bytes:
-    return _serialized(context)
 
 
 def _serialized(context: Any, *, public: bool = False, secret: bool = False) -> bytes:
@@ -342,16 +433,30 @@ def _serialized(context: Any, *, public: bool = False, secret: bool = False) -> 
     )
 
 
-def _write_secret(path: Path, content: bytes) -> None:
-    """Replace a file that only its owner may read, whole or not at all."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+def _write_secret(path: Path, content: bytes, *, first: bool) -> None:
+    """Replace a file that only its owner may read, whole or not at all; at first there is none."""
+    scratch = None
     try:
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        scratch.replace(path)
+        if first:
+            os.link(scratch, path)
+        else:
+            os.replace(scratch, path)
+            scratch = None
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    except FileExistsError:
+        raise ParameterError(
+            f"key holder: {path} exists; keys are fresh in every run: KeyHolder.load goes on with "
+            "a run, delete the file for a new one"
+        ) from None
     except OSError as error:
-        scratch.unlink(missing_ok=True)
         raise ParameterError(f"key holder: cannot write {path}: {error.strerror}") from error
+    finally:
+        if scratch is not None:
+            os.unlink(scratch)

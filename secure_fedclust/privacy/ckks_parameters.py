@@ -16,7 +16,7 @@ TOLERANCE = 0.25
 
 REACH = 32.0
 """Standard deviations of the error that must stay within the tolerance: it is exceeded with a
-probability below 2^-65 for each number."""
+probability below 2^-58 for each number."""
 
 HEADROOM_BITS = 1
 """Room beyond the bound, in which a sum that is too large shows as such."""
@@ -44,8 +44,17 @@ class Preset:
 
     @property
     def slots(self) -> int:
-        """Numbers in a ciphertext."""
+        """Numbers in a ciphertext, those that fill it up included."""
         return self.degree // 2
+
+    @property
+    def used(self) -> int:
+        """Numbers of a vector in a ciphertext.
+
+        Sums of more bits show how the transforms of double precision have rounded: there the other
+        half is left to random numbers, which nobody can guess.
+        """
+        return self.slots if len(self.moduli) == 2 else self.slots // 2
 
     @property
     def bits(self) -> int:
@@ -60,7 +69,8 @@ class Preset:
     @property
     def usual_bytes(self) -> int:
         """About the size of a ciphertext."""
-        return sum(self.ciphertext_bytes) // 2
+        least, most = self.ciphertext_bytes
+        return least + (most - least) // 3
 
     @property
     def key_bytes(self) -> tuple[int, int]:
@@ -123,8 +133,8 @@ class Parameters:
         raise ParameterError(
             f"a sum of {self.n_clients} vectors of numbers up to {self.reach} needs "
             f"{self.largest.bit_length() + 1} bits, and encryption has room for "
-            f"{PRESETS[-1].capacity(self.n_clients).bit_length()} at most: give a public_size, a "
-            "larger epsilon or fewer clusters, or use protection='masking'"
+            f"{PRESETS[-1].capacity(self.n_clients).bit_length()} at most: give a public_size, or "
+            "a smaller one, or use protection='masking'"
         )
 
     @cached_property
@@ -136,7 +146,7 @@ class Parameters:
     @property
     def chunks(self) -> int:
         """Ciphertexts of a vector."""
-        return math.ceil(self.length / self.preset.slots)
+        return math.ceil(self.length / self.preset.used)
 
     @property
     def most_bytes(self) -> int:

@@ -46,6 +46,7 @@ from secure_fedclust.privacy.ckks_stages import (
     opening_text,
     round_text,
     sealed_bounds,
+    sealed_text,
     taken_text,
 )
 from secure_fedclust.privacy.cohort import Rules
@@ -89,7 +90,7 @@ class KeyHolding:
     ) -> None:
         self.rules = rules
         self._identity = identity
-        self._aggregator = aggregator
+        self._registered = aggregator
         self._path = None if path is None else Path(path)
         self._holder: KeyHolder | None = None
 
@@ -100,9 +101,12 @@ class KeyHolding:
     def _key(
         self, run: str, preset: int, channel: bytes, identity: bytes, signature: bytes
     ) -> Values:
-        self._check_signed(identity, signature, asked_text(run, preset, channel))
-        key = self._keys(run).public_key(PRESETS[preset])
-        self._aggregator = identity
+        _check_signed(identity, signature, asked_text(run, preset, channel))
+        self._check_server(identity, self._registered)
+        keys = self._keys(run, first=True)
+        self._check_server(identity, keys.aggregator)
+        keys.serve(identity)
+        key = keys.public_key(PRESETS[preset])
         text = certified_text(run, self.rules.agreement, preset, key, channel)
         return {"key": key, "certificate": self._identity.sign(text)}
 
@@ -118,7 +122,8 @@ class KeyHolding:
         ciphertexts: bytes,
         signature: bytes,
     ) -> Values:
-        parts = cut("server", sizes, ciphertexts)
+        keys = self._keys(run)
+        parts = [bytes(part) for part in cut("server", sizes, ciphertexts)]
         try:
             self.rules.check(n_clients)
             parameters = Parameters(length, n_clients, reach)
@@ -130,22 +135,21 @@ class KeyHolding:
                 f"{self.rules.min_survivors} or more (min_survivors)"
             )
         text = opening_text(run, number, parameters, vectors, parts)
-        self._check_signed(self._aggregator, signature, text)
-        return {"steps": self._keys(run).open(number, parameters, parts)}
+        _check_signed(keys.aggregator, signature, text)
+        return {"steps": keys.open(number, parameters, parts)}
 
-    def _check_signed(self, who: bytes | None, signature: bytes, text: bytes) -> None:
-        if who is None or self._aggregator not in (None, who):
+    def _check_server(self, who: bytes, known: bytes | None) -> None:
+        if known not in (None, who):
             raise ProtocolError("server: it is not the one that this key holder opens sums for")
-        if not is_signed(who, signature, text):
-            raise ProtocolError(
-                "server: its request was changed on the way, or is not for this run and round"
-            )
 
-    def _keys(self, run: str) -> KeyHolder:
+    def _keys(self, run: str, *, first: bool = False) -> KeyHolder:
+        """The keys of this run, which are made when they are first asked for."""
+        if self._holder is None and self._path is not None and self._path.exists():
+            self._holder = KeyHolder.load(self._path, run)
+        if self._holder is None and first:
+            self._holder = KeyHolder(run, self._path)
         if self._holder is None:
-            path = self._path
-            known = path is not None and path.exists()
-            self._holder = KeyHolder.load(path, run) if known and path else KeyHolder(run, path)
+            raise ProtocolError("server: it has not asked for a key in this run")
         if self._holder.run != run:
             raise ProtocolError(
                 f"server: run {run} asks for the keys of run {self._holder.run}; they are fresh in "
@@ -163,7 +167,7 @@ class _Taken:
 
     key: bytes
     encryptor: Encryptor
-    channel: bytes = field(repr=False)
+    channel: AESGCM = field(repr=False)
 
 
 class CkksClient(Summand):
@@ -210,6 +214,8 @@ class CkksClient(Summand):
             raise ProtocolError(
                 "key holder: it did not sign this key, or not for this run, privacy spec and server"
             )
+        if not is_usable(channel):
+            raise ProtocolError("server: its key is none to agree with")
         if self._run not in (None, run):
             raise ProtocolError("server: it gives out a key of another run than the last one")
         taken = self._taken.get(preset)
@@ -217,7 +223,7 @@ class CkksClient(Summand):
             raise ProtocolError("key holder: it gives out a second key in one run")
         own = X25519PrivateKey.generate()
         encryptor = self.encryptor_class(key, PRESETS[preset])
-        self._taken[preset] = _Taken(key, encryptor, _channel_key(own, channel, text))
+        self._taken[preset] = _Taken(key, encryptor, _channel(own, channel, text))
         self._run = run
         return {
             "agreement": digest(self.rules.agreement),
@@ -247,9 +253,13 @@ class CkksClient(Summand):
         self._last = number
         given = contribute(question, n_clients)
         parameters = Parameters(len(given.vector), n_clients, given.reach)
-        sizes, row = joined(taken.encryptor.encrypt(parameters, given.vector))
-        text = round_text(run, number, parameters, question) + sizes.tobytes()
-        sealed = AESGCM(taken.channel).encrypt(_nonce(number), row, text)
+        text = sealed_text(round_text(run, number, parameters, question), given.anchor)
+        sizes, sealed = joined(
+            [
+                taken.channel.encrypt(_nonce(number, i), part, text)
+                for i, part in enumerate(taken.encryptor.encrypt(parameters, given.vector))
+            ]
+        )
         return {"sizes": sizes, "sealed": sealed, **given.anchor}
 
     def __repr__(self) -> str:
@@ -388,7 +398,7 @@ class Ckks(SecureSum):
         self._identities = dict(registered or {})
         self._own = X25519PrivateKey.generate()
         self._issued: dict[tuple[str, Preset], IssuedKey] = {}
-        self._channels: dict[tuple[str, str, Preset], bytes] = {}
+        self._channels: dict[tuple[str, str, Preset], AESGCM] = {}
 
     def total(self, ask: Ask, clients: Sequence[str], question: Question) -> Total:
         """See `SecureSum`."""
@@ -405,13 +415,22 @@ class Ckks(SecureSum):
         holders = self._with_key(ask, clients, run, preset)
         self.rules.enough(holders, clients, "have taken the key")
         adder = self.aggregator_class(parameters, keyless(preset))
-        text = round_text(run, question.number, parameters, question.text)
-        nonce = _nonce(question.number)
+        bound = round_text(run, question.number, parameters, question.text)
 
         def add(client: str, reply: Values) -> None:
-            key, sizes = self._channels[run, client, preset], reply["sizes"]
-            row = _unsealed(client, key, nonce, reply["sealed"], text + sizes.tobytes())
-            adder.add(client, cut(client, sizes, row))
+            channel, text = self._channels[run, client, preset], sealed_text(bound, reply)
+            parts = cut(client, reply["sizes"], reply["sealed"])
+            try:
+                opened = [
+                    channel.decrypt(_nonce(question.number, i), part, text)
+                    for i, part in enumerate(parts)
+                ]
+            except InvalidTag:
+                raise ProtocolError(
+                    f"{client}: what it sent was changed on the way, or was made for another "
+                    "round, question, key or number of clients"
+                ) from None
+            adder.add(client, opened)
 
         request = {
             "number": question.number,
@@ -453,35 +472,37 @@ class Ckks(SecureSum):
             self._issued[run, preset] = self._opening.key(ask, run, preset, own)
         return self._issued[run, preset]
 
-    def _agreed(self, client: str, reply: Values, text: bytes) -> bytes:
+    def _agreed(self, client: str, reply: Values, text: bytes) -> AESGCM:
         """The key under which a client sends what it encrypts."""
         names = "agreement", "own", "identity", "signature"
         agreement, own, identity, signature = (reply[name] for name in names)
         if agreement != digest(self.rules.agreement):
             raise ProtocolError(f"{client}: it has agreed on another privacy spec")
         known = self._identities.get(client, identity) == identity
-        if not known or not is_signed(identity, signature, taken_text(text, own)):
+        others = {key for name, key in self._identities.items() if name != client}
+        if (
+            not known
+            or identity in others
+            or not is_signed(identity, signature, taken_text(text, own))
+        ):
             raise ProtocolError(f"{client}: its answer is not signed by the client of that name")
         if not is_usable(own):
             raise ProtocolError(f"{client}: its key is none to agree with")
         self._identities[client] = identity
-        return _channel_key(self._own, own, text)
+        return _channel(self._own, own, text)
 
 
-def _channel_key(ours: X25519PrivateKey, theirs: bytes, context: bytes) -> bytes:
-    return pair_key(ours, theirs, b"ckks", context, (0, 1))
-
-
-def _unsealed(client: str, key: bytes, nonce: bytes, sealed: bytes, text: bytes) -> bytes:
-    try:
-        return AESGCM(key).decrypt(nonce, sealed, text)
-    except InvalidTag:
+def _check_signed(server: bytes | None, signature: bytes, text: bytes) -> None:
+    if server is None or not is_signed(server, signature, text):
         raise ProtocolError(
-            f"{client}: what it sent was changed on the way, or was made for another round, "
-            "question, key or number of clients"
-        ) from None
+            "server: its request was changed on the way, or is not for this run and round"
+        )
 
 
-def _nonce(number: int) -> bytes:
+def _channel(ours: X25519PrivateKey, theirs: bytes, context: bytes) -> AESGCM:
+    return AESGCM(pair_key(ours, theirs, b"ckks", context, (0, 1)))
+
+
+def _nonce(number: int, chunk: int) -> bytes:
     # A key lasts for a run, in which a client answers a round once.
-    return number.to_bytes(12)
+    return number.to_bytes(8) + chunk.to_bytes(4)

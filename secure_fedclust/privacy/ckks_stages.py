@@ -10,7 +10,17 @@ import numpy as np
 
 from secure_fedclust.arrays import Ints
 from secure_fedclust.errors import ProtocolError
-from secure_fedclust.messages import ANCHOR, MAX_BYTES, Array, Blob, Bounds, Integer, stage, steps
+from secure_fedclust.messages import (
+    ANCHOR,
+    MAX_BYTES,
+    Array,
+    Blob,
+    Bounds,
+    Integer,
+    Values,
+    stage,
+    steps,
+)
 from secure_fedclust.privacy.ckks_parameters import PRESETS, Parameters
 from secure_fedclust.privacy.cohort import LARGEST_COHORT
 from secure_fedclust.privacy.identity import SIGNATURE_BYTES
@@ -94,7 +104,7 @@ HOLDER_BOUNDS: Bounds = {
     "channel": KEY_BYTES,
     "identity": KEY_BYTES,
     "signature": SIGNATURE_BYTES,
-    "chunks": (1, MAX_LENGTH),
+    "chunks": (1, MOST_SEALED // min(preset.ciphertext_bytes[0] for preset in PRESETS)),
     "ciphertexts": (1, MOST_SEALED),
 }
 """Sizes of what a key holder is sent."""
@@ -110,9 +120,9 @@ TAKEN_BOUNDS: Bounds = {
 
 def sealed_bounds(parameters: Parameters) -> Bounds:
     """Sizes of an encrypted vector, from a client."""
-    least, most = parameters.preset.ciphertext_bytes
+    least, most = (size + TAG_BYTES for size in parameters.preset.ciphertext_bytes)
     chunks = parameters.chunks
-    return {"chunks": chunks, "sealed": (chunks * least + TAG_BYTES, chunks * most + TAG_BYTES)}
+    return {"chunks": chunks, "sealed": (chunks * least, chunks * most)}
 
 
 def asked_text(run: str, preset: int, channel: bytes) -> bytes:
@@ -135,6 +145,11 @@ def round_text(run: str, number: int, parameters: Parameters, question: bytes) -
     return digest(b"ckks/encrypt", run.encode(), number.to_bytes(8), parameters.text(), question)
 
 
+def sealed_text(round_: bytes, anchor: Values) -> bytes:
+    """What an encrypted vector is bound to: the round, and where the client's ledger stands."""
+    return round_ + int(anchor["ledger_rows"]).to_bytes(8) + str(anchor["ledger_head"]).encode()
+
+
 def opening_text(
     run: str, number: int, parameters: Parameters, vectors: int, ciphertexts: Sequence[bytes]
 ) -> bytes:
@@ -148,9 +163,10 @@ def joined(parts: Sequence[bytes]) -> tuple[Ints, bytes]:
     return np.array([len(part) for part in parts]), b"".join(parts)
 
 
-def cut(party: str, sizes: Ints, row: bytes) -> list[bytes]:
+def cut(party: str, sizes: Ints, row: bytes) -> list[memoryview]:
     """What `joined` has put together."""
     ends = list(accumulate(sizes.tolist(), initial=0))
     if ends[-1] != len(row):
         raise ProtocolError(f"{party}: ciphertexts of {ends[-1]} bytes, and {len(row)} were sent")
-    return [row[a:b] for a, b in pairwise(ends)]
+    view = memoryview(row)
+    return [view[a:b] for a, b in pairwise(ends)]

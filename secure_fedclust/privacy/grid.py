@@ -7,7 +7,7 @@ clients; nobody is told. It is the same whatever adds the vectors up. Three thin
   the slack that the run has (docs/proofs/discrete_noise.md), and a record's contribution so many
   that truncating it does not show;
 - the sum should fit into 36 bits, since the smallest parameters of encryption hold no more, or
-  else into the 46 that the next ones hold (`ckks_parameters.py`);
+  else into the 46 or 47 that the next ones hold (`ckks_parameters.py`);
 - it must fit into 62 bits, or there is no grid.
 """
 
@@ -23,7 +23,7 @@ from secure_fedclust.privacy.sensitivity import Sensitivity, message
 from secure_fedclust.privacy.spec import PrivacySpec
 
 MOST_BITS = 62
-WANTED_BITS = 36, 46, MOST_BITS
+WANTED_BITS = 36, 46, 47, MOST_BITS
 """Sums have the fewest of these bits that leave a grid fine enough."""
 
 COARSE_BITS = 10
@@ -54,14 +54,15 @@ class SumNeeds:
         Least sensitivity, in steps.
     records : int
         Most records of a client.
-    reach : float
-        How far noise moves a number of the sum, in units of the sensitivity.
+    client_reach, reach : float
+        How far noise moves a number of a client, and one of the sum, in units of the sensitivity.
     n_clients : int
     """
 
     mu: float
     steps: float
     records: int
+    client_reach: float
     reach: float
     n_clients: int
 
@@ -77,23 +78,37 @@ class SumNeeds:
         """The needs of a sum of so many numbers; the other parameters as in `SumGrid.of`."""
         records = 1 if spec.unit == "client" else _most_records(spec)
         if limit is None:
-            return cls(0.0, 2.0**EXACT_BITS, records, 0.0, n_clients)
+            return cls(0.0, 2.0**EXACT_BITS, records, 0.0, 0.0, n_clients)
         mu = limit.mu * math.sqrt(share)
         slack = TAIL * math.sqrt(coordinates / (24 * share * limit.slack))
         steps = max(2.0**COARSE_BITS, mu * max(MIN_NOISE, slack))
-        reach = _NOISE_REACH * math.sqrt(n_clients / spec.honest_survivors) / mu
-        return cls(mu, steps, records, reach, n_clients)
+        alone = _NOISE_REACH / math.sqrt(spec.honest_survivors) / mu
+        return cls(mu, steps, records, alone, math.sqrt(n_clients) * alone, n_clients)
 
     @property
-    def most(self) -> float:
-        """Largest number of the sum, in units of the sensitivity."""
-        return self.n_clients * self.records + self.reach
+    def each(self) -> float:
+        """Largest number of a client, in units of the sensitivity."""
+        return self.records + self.client_reach
 
     @property
     def bits(self) -> int:
-        """How many the sum has on the grid that is taken, about."""
-        least = math.log2(self.steps * self.most) + 1
+        """How many are wanted for sums, about."""
+        least = math.log2(self.steps * self.n_clients * self.each) + 1
         return next((bits for bits in WANTED_BITS if least <= bits), MOST_BITS)
+
+    @property
+    def usual(self) -> int:
+        """How far from zero a number of a client is on the grid that is taken, about."""
+        fitting = 2.0 ** (self.bits - 1) / (self.n_clients * self.each)
+        # The grid step is a power of two.
+        steps = min(fitting, 2.0 ** (FINE_BITS + 1)) / math.sqrt(2)
+        return math.ceil(max(self.steps, steps) * self.each)
+
+    @property
+    def worst(self) -> int:
+        """How far from zero it is on the coarsest grid that can be taken, at most."""
+        # One power of two, and one more where rounding to whole steps takes something off.
+        return math.ceil(4 * self.steps * self.each)
 
 
 @dataclass(frozen=True)
@@ -149,7 +164,8 @@ class SumGrid:
         needs = SumNeeds.of(query.coordinates, spec, limit, share, n_clients)
         finest = math.floor(math.log2(real / 2.0**FINE_BITS))
         coarsest = math.floor(math.log2(real / needs.steps)) - query.extra_bits
-        fitting = (math.ceil(math.log2(real * needs.most)) - bits + 1 for bits in WANTED_BITS)
+        most = math.log2(real * n_clients * needs.each * (1 + 2.0 ** (1 - COARSE_BITS)))
+        fitting = (math.ceil(most) - bits + 1 for bits in WANTED_BITS)
         fits = next((exponent for exponent in fitting if exponent <= coarsest), coarsest)
         exponent = min(coarsest, max(finest, fits))
         while (steps := unit_sensitivity(query, spec, exponent).value) < needs.steps:

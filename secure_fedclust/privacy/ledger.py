@@ -343,7 +343,7 @@ class Ledger:
                 int(inputs.get("min_survivors", 0)),
                 int(inputs.get("colluders", 0)),
                 inputs.get("active_server", 0) > 0,
-                inputs.get("key_holder", 1) > 0,
+                inputs.get("key_holder", 0) > 0,
             )
             for inputs in found
         }

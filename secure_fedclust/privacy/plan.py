@@ -167,7 +167,7 @@ class Plan:
             return numbers + _REPLY_OVERHEAD
         if self.spec.protection == "ckks":
             preset = self._preset(release)
-            return math.ceil(release.coordinates / preset.slots) * preset.usual_bytes
+            return math.ceil(release.coordinates / preset.used) * preset.usual_bytes
         signed = _SIGNED_BYTES if self.spec.active_server else 0
         return numbers + _SUM_OVERHEAD + signed + _PAIR_BYTES * self.n_clients
 
@@ -177,15 +177,8 @@ class Plan:
         return [self._preset(r) for r in self.releases if encrypted and r.summed]
 
     def _preset(self, release: PlannedRelease) -> Preset:
-        needs = SumNeeds.of(
-            release.coordinates,
-            self.spec,
-            self.limit,
-            release.share / release.times,
-            self.n_clients,
-        )
-        n = self.n_clients
-        return Parameters(release.coordinates, n, -(-(1 << (needs.bits - 1)) // n)).preset
+        needs = _needs(release, self.spec, self.limit, self.n_clients)
+        return Parameters(release.coordinates, self.n_clients, needs.usual).preset
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each kind of release, for printing."""
@@ -241,6 +234,25 @@ class Plan:
         return "\n".join([self.guarantee, *table, *self.notes()])
 
 
+def check_room(
+    releases: Sequence[PlannedRelease], spec: PrivacySpec, limit: Limit, n_clients: int
+) -> None:
+    """Refuse a run with a sum that could be too large to be encrypted, before it spends anything.
+
+    Other protections have room for whatever has a grid.
+    """
+    if spec.protection == "ckks":
+        for release in releases:
+            if release.summed:
+                worst = _needs(release, spec, limit, n_clients).worst
+                Parameters(release.coordinates, n_clients, worst)
+
+
+def _needs(release: PlannedRelease, spec: PrivacySpec, limit: Limit, n_clients: int) -> SumNeeds:
+    share = release.share / release.times
+    return SumNeeds.of(release.coordinates, spec, limit, share, n_clients)
+
+
 ALSO_SEEN = "; the server also sees each client's answers, with noise enough by itself"
 """What a guarantee about sums adds, where not all is sums."""
 
@@ -261,7 +273,10 @@ def fallback(spec: PrivacySpec, limit: Limit, local: float, sums: float) -> str 
     side, more = "the server's side", ""
     if spec.protection == "ckks":
         side = "the server's or the key holder's side"
-        more = " (how many there are is the server's word), and these two do not work together"
+        more = (
+            " (how many there are is the server's word), these two do not work together, and the "
+            "key holder takes nothing but whole numbers from what it opens"
+        )
     alone = math.sqrt(local + honest * sums) * (spec.records_per_person or 1)
     # One client's noise is smaller, and departs more from the Gaussian it stands for.
     epsilon = limit.group_epsilon(alone) + 2 * (honest - 1) * limit.slack

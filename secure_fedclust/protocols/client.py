@@ -74,6 +74,7 @@ class Client(Party):
     def handle(self, data: bytes) -> bytes:
         """See `Party`."""
         before = self._step
+        self._reached = self._stage
         reply = super().handle(data)
         if self._step != before:
             self._stage = self._reached

@@ -22,8 +22,8 @@ started from, less what the noise adds to them on average, and so cost nothing. 
 a private synopsis or from a public spread, not from records as line 3 of Algorithm 1 has it; a
 client's further local steps are noised and charged like the first (docs/proofs/fedgem.md).
 
-With masking the server still looks at each client's components, under local noise. Once it has
-merged them, two sums over all clients confirm the clusters and give the final centres.
+With masking or encryption the server still looks at each client's components, under local noise.
+Once it has merged them, two sums over all clients confirm the clusters and give the final centres.
 """
 
 from collections.abc import Callable, Mapping

@@ -16,7 +16,8 @@ least two records, which tell counts apart, are out of the question:
 
 Or, in one shot, the server clusters the points of all clients' synopses.
 
-With masking it sees none of these answers but their sums over clients, and the noise is shared.
+With masking or encryption it sees none of these answers but their sums over clients, and the noise
+is shared.
 Masking without differential privacy goes the same way, with exact sums.
 """
 

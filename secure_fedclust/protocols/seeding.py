@@ -63,7 +63,7 @@ class SeedingClient(PrivateClient):
 
     Privacy unit: a record of the client.
     Sensitivity: ``moments``, ``sums_and_counts`` and ``synopsis`` in docs/proofs/sensitivity.md.
-    Who sees it: the server; with masking, only the sum over clients.
+    Who sees it: the server; with a protection, only the sum over clients.
     """
 
     @answers(MOMENTS, after=(None,))

@@ -655,7 +655,7 @@ def test_what_a_row_does_not_say_is_taken_for_the_least():
     charge = ledger.rows()[0].charge
     assert ledger.quorums() == {(4, 1, False, False)}
     ledger.charge(replace(charge, inputs={"radius": 1.0}))
-    assert ledger.quorums() == {(4, 1, False, False), (0, 0, False, True)}
+    assert ledger.quorums() == {(4, 1, False, False), (0, 0, False, False)}
 
 
 def test_clusters_of_clients_that_dropped_out_of_the_count_are_kept():
