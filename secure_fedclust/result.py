@@ -103,7 +103,7 @@ MEANING = {
     "sealed": "encrypted for other clients",
     "key": "public keys, hashes or signatures",
     "share": "parts of keys that open a sum",
-    "opened": "sums over clients",
+    "opened": "sums over clients that the key holder opens, noise inside",
 }
 """Forms of what a party saw, in words."""
 
@@ -283,18 +283,18 @@ class FedClustResult:
     def key_holder_view(self) -> View | None:
         """What the key holder saw; None where there is none.
 
-        How many clients are in a sum is what the server has told it.
+        It knows neither what was asked nor whose vectors are in a sum; how many there are is what
+        the server has told it.
         """
         if self.privacy.get("protection") != "ckks":
             return None
         asked = [exchange for exchange in self.history if KEY_HOLDER in exchange.down]
-        # It is asked for keys, and then sent sums to be opened.
-        forms = {"key": "key", "opened": "encrypted"}
+        # It is asked for keys, and sent sums to be opened.
         seen = [
-            (exchange.stage, forms[exchange.form], {"server": exchange.down[KEY_HOLDER]})
+            (exchange.stage, exchange.form, {"server": exchange.down[KEY_HOLDER]})
             for exchange in asked
         ]
-        return View(KEY_HOLDER, _sights(seen), self.sums)
+        return View(KEY_HOLDER, _sights(seen), ())
 
     def save(self, path: str | Path) -> None:
         """Write the result as JSON, without anything under `nonprivate`."""

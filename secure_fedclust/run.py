@@ -13,6 +13,7 @@ from secure_fedclust.engines import Engine, Fault, InProcessEngine
 from secure_fedclust.errors import ParameterError, PrivacyWarning
 from secure_fedclust.parameters import check_choice
 from secure_fedclust.privacy.accounting import epsilon_of
+from secure_fedclust.privacy.grid import most_records
 from secure_fedclust.privacy.ledger import Ledger
 from secure_fedclust.privacy.mechanism import SamplerName
 from secure_fedclust.privacy.plan import ALSO_SEEN, fallback
@@ -20,7 +21,7 @@ from secure_fedclust.privacy.release import ExactSums, Releases
 from secure_fedclust.privacy.spec import PrivacySpec, adversary
 from secure_fedclust.protocols.client import Client, PrivateClient
 from secure_fedclust.protocols.session import Session
-from secure_fedclust.protocols.sums import ends_for, server_end, with_quorum
+from secure_fedclust.protocols.sums import check_names, ends_for, server_end, with_quorum
 from secure_fedclust.records import Clients, check_clients
 
 Progress = Callable[[int, int], None]
@@ -184,6 +185,8 @@ def open_run(
     if isinstance(clients, Engine):
         if faults:
             raise ParameterError("faults are for runs on records, not for an engine")
+        if spec.protection == "ckks":
+            check_names(clients.clients)
         session = Session(clients, spec, spec.n_features, server_end(spec))
         return Run(session, Clients({}), sampler=sampler)
     records = check_clients(clients, client_column, person_column, allow_none=spec.is_private)
@@ -234,6 +237,7 @@ def open_run(
     engine = InProcessEngine(handlers, others=ends.others, faults=faults, on_reply=count)
     clipped = {n: c.share_clipped for n, c in members.items() if isinstance(c, PrivateClient)}
     _warn_clipped(clipped)
+    _warn_held(records, spec)
     session = Session(engine, spec, records.n_features, ends.server)
     return Run(session, records, book, sampler, ledger is None, clipped, left_out)
 
@@ -289,6 +293,19 @@ def _warn_clipped(clipped: Mapping[str, float]) -> None:
             warnings.warn(
                 f"{client}: {share:.0%} of the records lie outside the ranges or the bound and "
                 "were moved to their edge: check units, or widen them (this share is not private)",
+                PrivacyWarning,
+                stacklevel=4,
+            )
+
+
+def _warn_held(records: Clients, spec: PrivacySpec) -> None:
+    most = most_records(spec)
+    for client, X in records.items():
+        if spec.protection != "none" and spec.unit == "record" and len(X) > most:
+            warnings.warn(
+                f"{client}: {len(X)} records, and totals in a sum are held to what {most} could "
+                "have (16 times public_size): give a larger public_size, or centres may be off "
+                "(this number is not private)",
                 PrivacyWarning,
                 stacklevel=4,
             )

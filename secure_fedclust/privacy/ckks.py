@@ -8,9 +8,22 @@ CKKS computes with errors, and says nothing when a number is too large for it: t
 number then. Both are excluded beforehand: `Parameters` has room for the vectors of all clients at
 their bound, and errors so small that a sum, rounded, is the exact one (docs/proofs/ckks.md). What
 the roles say to each other: `ckks_round.py`.
+
+>>> import numpy as np
+>>> from secure_fedclust.privacy.ckks_parameters import Parameters
+>>> parameters = Parameters(length=3, n_clients=2, reach=1000)
+>>> holder = KeyHolder(run="today")
+>>> encryptor = Encryptor(holder.public_key(parameters.preset), parameters.preset)
+>>> aggregator = Aggregator(parameters, keyless(parameters.preset))
+>>> aggregator.add("Aachen", encryptor.encrypt(parameters, np.array([1, 2, 3])))
+>>> aggregator.add("Bergen", encryptor.encrypt(parameters, np.array([10, 20, 30])))
+>>> holder.open(0, parameters, aggregator.total())
+array([11, 22, 33])
 """
 
 import base64
+import ctypes
+import hashlib
 import json
 import os
 import secrets
@@ -39,6 +52,7 @@ class Encryptor:
     key : bytes
         The public key, as `KeyHolder.public_key` gives it.
     preset : Preset
+        `Parameters.preset`, of the parameters that vectors will have.
     """
 
     def __init__(self, key: bytes, preset: Preset) -> None:
@@ -57,6 +71,7 @@ class Encryptor:
         its encoding is rounded, which a key holder can see: it must not be able to tell which
         vector that fits.
         """
+        vector = np.asarray(vector)
         self._check(parameters, vector)
         used = self.preset.used
         chunks = [vector[i : i + used] for i in range(0, len(vector), used)]
@@ -113,7 +128,8 @@ class Aggregator:
         self.parameters = parameters
         self.clients: list[str] = []
         """Whose vectors are in the sum."""
-        self._context = _context(context)
+        place = context, parameters.preset
+        self._context = _contexts.get(place) or _kept(place, ts.context_from(context, 1))
         self._sum: list[Any] = []
         self._spoilt_by: str | None = None
 
@@ -189,40 +205,47 @@ class KeyHolder:
             The run that the keys must be for.
         """
         path = Path(path)
+        problem = holder = None
         try:
             if path.stat().st_mode & 0o077:
-                raise ParameterError(
-                    f"key holder: {path} can be read by others than its owner: the keys in it are "
-                    "not secret any more, delete it and begin a new run"
+                problem = (
+                    "can be read by others than its owner: the keys in it are not secret any more, "
+                    "delete it and begin a new run"
                 )
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if content["format"] != _FORMAT:
-                raise ParameterError(f"key holder: {path} was written by another version")
-            holder = cls(str(content["run"]))
-            holder.opened = int(content["opened"])
-            server = content["aggregator"]
-            holder.aggregator = None if server is None else bytes.fromhex(server)
-            holder.has_forgotten = bool(content["has_forgotten"])
-            holder._contexts = {
-                PRESETS[int(index)]: ts.context_from(base64.b64decode(key, validate=True), 1)
-                for index, key in content["keys"].items()
-            }
-        except ParameterError:
-            raise
+            else:
+                content = json.loads(path.read_text(encoding="utf-8"))
+                problem = "was written by another version"
+                if content["format"] == _FORMAT:
+                    holder = cls._read(content)
+        except FileNotFoundError:
+            problem = "does not exist"
         except Exception as error:
-            # Whatever is wrong with it, nothing of the content may get into a message.
-            raise ParameterError(
-                f"key holder: {path} is not a key file ({type(error).__name__})"
-            ) from None
+            problem = f"is not a key file, or damaged ({type(error).__name__})"
+        # Here, where nothing of the file hangs on to the error.
+        if holder is None:
+            raise ParameterError(f"key holder: {path} {problem}")
         if holder.run != run:
             raise ParameterError(
                 f"key holder: {path} has the keys of run {holder.run}, this is run {run}: keys are "
                 "fresh in every run; delete the old file"
             )
-        for preset, context in holder._contexts.items():
-            if not context.has_secret_key() or _serialized(context) != keyless(preset):
-                raise ParameterError(f"key holder: {path} does not have the keys that it says")
         holder._path = path
+        return holder
+
+    @classmethod
+    def _read(cls, content: dict[str, Any]) -> Self:
+        if content.pop("checksum") != _checksum(content):
+            raise ValueError("another checksum")
+        holder = cls(content["run"])
+        holder.opened, holder.has_forgotten = content["opened"], content["has_forgotten"]
+        server = content["aggregator"]
+        holder.aggregator = None if server is None else bytes.fromhex(server)
+        for index, key in content["keys"].items():
+            context = ts.context_from(base64.b64decode(key, validate=True), 1)
+            complete = context.has_secret_key() and context.has_public_key()
+            if not complete or _serialized(context) != keyless(PRESETS[int(index)]):
+                raise ValueError("not the keys that it says")
+            holder._contexts[PRESETS[int(index)]] = context
         return holder
 
     def public_key(self, preset: Preset) -> bytes:
@@ -253,6 +276,15 @@ class KeyHolder:
 
     def open(self, number: int, parameters: Parameters, ciphertexts: Sequence[bytes]) -> Ints:
         """Open the sum of a round: the numbers that are used, rounded to whole steps.
+
+        Parameters
+        ----------
+        number : int
+            Of the round, 0 or more, and larger than that of the last one that was opened.
+        parameters : Parameters
+            Those that the vectors were encrypted with.
+        ciphertexts : sequence of bytes
+            What `Aggregator.total` gives.
 
         Raises
         ------
@@ -298,17 +330,20 @@ class KeyHolder:
     def _save(self, *, first: bool = False) -> None:
         if self._path is None:
             return
-        content = {
+        content: dict[str, Any] = {
             "format": _FORMAT,
             "run": self.run,
             "opened": self.opened,
             "aggregator": None if self.aggregator is None else self.aggregator.hex(),
             "has_forgotten": self.has_forgotten,
             "keys": {
-                PRESETS.index(preset): base64.b64encode(_serialized(context, secret=True)).decode()
+                str(PRESETS.index(preset)): base64.b64encode(
+                    _serialized(context, secret=True)
+                ).decode()
                 for preset, context in self._contexts.items()
             },
         }
+        content["checksum"] = _checksum(content)
         _write_secret(self._path, json.dumps(content).encode(), first=first)
 
     def __repr__(self) -> str:
@@ -357,8 +392,8 @@ def _load(party: str, context: Any, parameters: Parameters, data: bytes) -> Any:
         [inner] = vector.ciphertext()
         found = vector.size(), inner.size(), inner.coeff_modulus_size(), inner.scale
         wanted = preset.slots, 2, len(preset.moduli) - 1, parameters.scale
-        if found != wanted or not inner.is_ntt_form():
-            raise ValueError(f"{found} instead of {wanted}")
+        if found != wanted or not inner.is_ntt_form() or inner.is_transparent():
+            raise ValueError(f"{found} instead of {wanted}, or not encrypted")
         return vector
     except (ValueError, RuntimeError) as error:
         raise ProtocolError(
@@ -383,37 +418,39 @@ def _varint(number: int) -> bytes:
 
 
 def _public_context(key: bytes, preset: Preset) -> Any:
+    if (key, preset) in _contexts:
+        return _contexts[key, preset]
     try:
-        context = _context(key)
+        context = ts.context_from(key, 1)
         usable = context.has_public_key() and not context.has_secret_key()
     except (ValueError, RuntimeError) as error:
         raise ProtocolError("not a public key: damaged, or of another version") from error
     if not usable or _serialized(context) != keyless(preset):
         raise ProtocolError(f"not a public key for {preset}, or one that comes with other keys")
-    return context
+    return _kept((key, preset), context)
 
 
 _MOST_CONTEXTS = 8
-_contexts: dict[bytes, Any] = {}
-_inherited: list[Any] = []
+_contexts: dict[tuple[bytes, Preset], Any] = {}
 
 
-def _context(content: bytes) -> Any:
-    """A context without a secret key. It has a thread of its own, and is shared by all who ask."""
-    if content not in _contexts:
-        if len(_contexts) == _MOST_CONTEXTS:
-            del _contexts[next(iter(_contexts))]
-        _contexts[content] = ts.context_from(content, 1)
-    return _contexts[content]
+def _kept(place: tuple[bytes, Preset], context: Any) -> Any:
+    """Share a context without a secret key, which has a thread of its own, among all who ask."""
+    if len(_contexts) == _MOST_CONTEXTS:
+        del _contexts[next(iter(_contexts))]
+    _contexts[place] = context
+    return context
 
 
-def _keep_inherited() -> None:
-    # The child of a fork has no such threads, and would wait for them if it dropped a context.
-    _inherited.append(dict(_contexts))
+def _leave_inherited() -> None:
+    # The child of a fork has no such threads, and would wait for them for ever if it dropped a
+    # context, at its end too.
+    for context in _contexts.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.data))
     _contexts.clear()
 
 
-os.register_at_fork(after_in_child=_keep_inherited)
+os.register_at_fork(after_in_child=_leave_inherited)
 
 
 def _new_context(preset: Preset) -> Any:
@@ -431,6 +468,11 @@ def _serialized(context: Any, *, public: bool = False, secret: bool = False) -> 
             save_relin_keys=False,
         )
     )
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    """Finds accidents: who can change the file can change this."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _write_secret(path: Path, content: bytes, *, first: bool) -> None:

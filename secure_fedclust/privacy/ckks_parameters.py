@@ -79,13 +79,12 @@ class Preset:
 
     def scale_bits(self, n_clients: int) -> int:
         """Least scale, as a power of two, at which errors stay within the tolerance."""
-        deviation = self.degree / 6 * math.sqrt(n_clients)
-        return math.ceil(math.log2(REACH * deviation / TOLERANCE))
+        return math.ceil(math.log2(REACH * self.degree / 6 / TOLERANCE) + math.log2(n_clients) / 2)
 
     def capacity(self, n_clients: int) -> int:
         """Largest number of a sum over so many clients."""
         room = self.bits - 1 - HEADROOM_BITS - self.scale_bits(n_clients)
-        return 1 << min(room, PRECISE_BITS)
+        return 0 if room < 0 else 1 << min(room, PRECISE_BITS)
 
     def __str__(self) -> str:
         return f"({self.degree}, {list(self.moduli)})"
@@ -133,8 +132,9 @@ class Parameters:
         raise ParameterError(
             f"a sum of {self.n_clients} vectors of numbers up to {self.reach} needs "
             f"{self.largest.bit_length() + 1} bits, and encryption has room for "
-            f"{PRESETS[-1].capacity(self.n_clients).bit_length()} at most: give a public_size, or "
-            "a smaller one, or use protection='masking'"
+            f"{PRESETS[-1].capacity(self.n_clients).bit_length()} at most: with a public_size (a "
+            "client may hold 16 times as many records), fewer clients or a smaller epsilon there "
+            "is less to hold; protection='masking' has more room"
         )
 
     @cached_property

@@ -102,9 +102,11 @@ class KeyHolding:
         self, run: str, preset: int, channel: bytes, identity: bytes, signature: bytes
     ) -> Values:
         _check_signed(identity, signature, asked_text(run, preset, channel))
-        self._check_server(identity, self._registered)
+        if self._registered not in (None, identity):
+            raise ProtocolError("server: it is not the one that this key holder opens sums for")
         keys = self._keys(run, first=True)
-        self._check_server(identity, keys.aggregator)
+        if self._server(keys) not in (None, identity):
+            raise ProtocolError("server: it is not the one that this key holder opens sums for")
         keys.serve(identity)
         key = keys.public_key(PRESETS[preset])
         text = certified_text(run, self.rules.agreement, preset, key, channel)
@@ -135,12 +137,12 @@ class KeyHolding:
                 f"{self.rules.min_survivors} or more (min_survivors)"
             )
         text = opening_text(run, number, parameters, vectors, parts)
-        _check_signed(keys.aggregator, signature, text)
+        _check_signed(self._server(keys), signature, text)
         return {"steps": keys.open(number, parameters, parts)}
 
-    def _check_server(self, who: bytes, known: bytes | None) -> None:
-        if known not in (None, who):
-            raise ProtocolError("server: it is not the one that this key holder opens sums for")
+    def _server(self, keys: KeyHolder) -> bytes | None:
+        """The server that sums are opened for: one that was named, or else the first that asked."""
+        return keys.aggregator if self._registered is None else self._registered
 
     def _keys(self, run: str, *, first: bool = False) -> KeyHolder:
         """The keys of this run, which are made when they are first asked for."""
@@ -156,6 +158,11 @@ class KeyHolding:
                 "every run"
             )
         return self._holder
+
+    def forget(self) -> None:
+        """Throw the keys away when the run has ended; see `KeyHolder.forget`."""
+        if self._holder is not None:
+            self._holder.forget()
 
     def __repr__(self) -> str:
         return f"KeyHolding({self._holder!r})"
@@ -370,7 +377,10 @@ class OneKeyHolder(Opening):
         replies = ask(stage, {self.name: request}, sizes)
         if self.name not in replies:
             raise AggregationAborted(
-                f"the {self.name} {failed}: see its log. What was charged stays charged"
+                f"the {self.name} {failed}: it cannot be reached, it has refused (its log says "
+                "why), or its answer was set aside (a warning says why). "
+                + ("Nothing was" if stage is KEY else "What was charged for the sum stays")
+                + " charged: run again when that is mended"
             )
         found: Values = replies[self.name]
         return found
@@ -413,7 +423,7 @@ class Ckks(SecureSum):
             )
         run, preset = question.run, parameters.preset
         holders = self._with_key(ask, clients, run, preset)
-        self.rules.enough(holders, clients, "have taken the key")
+        self.rules.enough(holders, clients, "have taken the key", charged=False)
         adder = self.aggregator_class(parameters, keyless(preset))
         bound = round_text(run, question.number, parameters, question.text)
 

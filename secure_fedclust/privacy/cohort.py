@@ -59,7 +59,9 @@ class Rules:
                 f"least {(n + colluders) // 2 + 1}"
             )
 
-    def enough(self, there: Sequence[str], asked: Sequence[str], have_done: str) -> list[str]:
+    def enough(
+        self, there: Sequence[str], asked: Sequence[str], have_done: str, *, charged: bool = True
+    ) -> list[str]:
         """Who is there, of those that were asked, or an error if these are too few."""
         least = self.min_survivors
         if len(there) < least:
@@ -67,8 +69,10 @@ class Rules:
             names = ", ".join(missing[:MOST_NAMES]) + (", ..." if missing[MOST_NAMES:] else "")
             raise AggregationAborted(
                 f"{len(there)} clients {have_done}, of at least {least} (min_survivors); missing: "
-                f"{names}. No sum was opened, and what was charged for it stays charged: run again "
-                "when they are back, or with a lower min_survivors, which means more noise"
+                f"{names}. No sum was opened, and "
+                + ("what was charged for it stays" if charged else "nothing was")
+                + " charged: run again when they are back, or with a lower min_survivors, which "
+                "means more noise"
             )
         return list(there)
 

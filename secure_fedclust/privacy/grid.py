@@ -76,7 +76,7 @@ class SumNeeds:
         n_clients: int,
     ) -> Self:
         """The needs of a sum of so many numbers; the other parameters as in `SumGrid.of`."""
-        records = 1 if spec.unit == "client" else _most_records(spec)
+        records = 1 if spec.unit == "client" else most_records(spec)
         if limit is None:
             return cls(0.0, 2.0**EXACT_BITS, records, 0.0, 0.0, n_clients)
         mu = limit.mu * math.sqrt(share)
@@ -196,5 +196,6 @@ def unit_sensitivity(query: Query, spec: PrivacySpec, exponent: int | None = Non
     return message(math.floor(norm) if exponent is not None else norm, spec.adjacency)
 
 
-def _most_records(spec: PrivacySpec) -> int:
+def most_records(spec: PrivacySpec) -> int:
+    """Most records of a client that a sum has room for."""
     return UNKNOWN_SIZE if spec.public_size is None else TIMES_PUBLIC_SIZE * spec.public_size

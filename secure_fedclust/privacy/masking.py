@@ -333,7 +333,9 @@ class Masking(SecureSum):
         round_ = {"number": question.number}
 
         advertised = self._advertised(ask, clients, question)
-        cohort = self.rules.enough(list(advertised), clients, "have sent keys that others can use")
+        cohort = self.rules.enough(
+            list(advertised), clients, "have sent keys that others can use", charged=False
+        )
         place = {client: i for i, client in enumerate(cohort)}
         roster = self._roster(list(advertised.values()))
         sealed = ask(
@@ -342,7 +344,9 @@ class Masking(SecureSum):
             {"n": len(cohort), "sealed": SEALED_BYTES},
         )
 
-        members = self.rules.enough([c for c in cohort if c in sealed], cohort, "have sent shares")
+        members = self.rules.enough(
+            [c for c in cohort if c in sealed], cohort, "have sent shares", charged=False
+        )
         places = _ints(place[c] for c in members)
         requests = {
             client: round_

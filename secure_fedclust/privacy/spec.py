@@ -338,7 +338,10 @@ that holds the records; if you know neither, private_ranges() buys them
         if self.active_server not in (True, False):
             yield f"active_server={self.active_server!r}: give True or False"
         elif self.active_server and self.protection != "masking":
-            yield "active_server=True goes with protection='masking' only"
+            yield (
+                "active_server=True goes with protection='masking' only: nothing else withstands "
+                "a server that does not keep to the protocol"
+            )
         if self.protection == "none":
             for name, default in (("colluders", 1), ("min_survivors", None)):
                 if getattr(self, name) != default:
@@ -421,6 +424,8 @@ def adversary(colluders: int, active_server: bool, key_holder: bool) -> str:
         return (
             "the server or the key holder, which keep to the protocol and do not work together, "
             f"with {side} on their side"
+            + (", who keep to it, too" if colluders else "")
+            + " (as to the key holder, this is argued and not proved)"
         )
     server = "which keeps to the protocol"
     if active_server:

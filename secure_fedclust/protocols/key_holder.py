@@ -22,6 +22,10 @@ class KeyHolderParty(Party):
         super().__init__()
         self._holding = holding
 
+    def forget(self) -> None:
+        """Throw the keys away when the run has ended."""
+        self._holding.forget()
+
     def _answer(self, envelope: Envelope, data: bytes) -> tuple[Stage, Values]:
         stage = self._holding.stages.get(envelope.schema)
         if stage is None:

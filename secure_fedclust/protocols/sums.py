@@ -87,8 +87,7 @@ def _ckks_ends(spec: PrivacySpec, names: Sequence[str]) -> Ends:
     from secure_fedclust.privacy.ckks_round import Ckks, CkksClient, KeyHolding, OneKeyHolder
     from secure_fedclust.protocols.key_holder import KeyHolderParty
 
-    if KEY_HOLDER in names:
-        raise ParameterError(f"a client has the name {KEY_HOLDER!r}: give it another one")
+    check_names(names)
     identities = {name: Identity() for name in names}
     rules, server, holder = _rules(spec), Identity(), Identity()
     party = KeyHolderParty(KeyHolding(rules, holder, server.public))
@@ -100,6 +99,12 @@ def _ckks_ends(spec: PrivacySpec, names: Sequence[str]) -> Ends:
         },
         {KEY_HOLDER: party.handle},
     )
+
+
+def check_names(clients: Sequence[str]) -> None:
+    """Refuse a client that has the key holder's name."""
+    if KEY_HOLDER in clients:
+        raise ParameterError(f"a client has the name {KEY_HOLDER!r}: give it another one")
 
 
 def _publics(identities: Mapping[str, Identity]) -> dict[str, bytes]:
