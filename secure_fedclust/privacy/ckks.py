@@ -134,7 +134,7 @@ class Aggregator:
         self._spoilt_by: str | None = None
 
     def add(self, client: str, ciphertexts: Sequence[bytes]) -> None:
-        """Add a client's vector to the sum, or refuse it and leave the sum as it was."""
+        """Add a client's vector to the sum, or refuse it."""
         if client in self.clients:
             raise ProtocolError(f"{client}: its vector is in the sum already")
         if len(self.clients) == self.parameters.n_clients:
@@ -308,8 +308,8 @@ class KeyHolder:
         loaded = [_load("aggregator", context, parameters, data) for data in ciphertexts]
         self.opened = number
         self._save()
-        used = parameters.preset.used
-        values = np.concatenate([part.decrypt()[:used] for part in loaded])[: parameters.length]
+        # What fills a ciphertext up is whole numbers within the bound, too.
+        values = np.array([part.decrypt() for part in loaded])
         steps = np.rint(values)
         off = np.abs(values - steps).max()
         if not off <= TOLERANCE or np.abs(steps).max() > parameters.largest:
@@ -319,7 +319,8 @@ class KeyHolder:
                 "was encrypted under another key or with other parameters, or some client's "
                 "numbers were too large. The keys are thrown away"
             )
-        return np.asarray(steps, dtype=np.int64)
+        used = steps[:, : parameters.preset.used].ravel()[: parameters.length]
+        return np.asarray(used, dtype=np.int64)
 
     def _check_keys(self) -> None:
         if self.has_forgotten:

@@ -121,7 +121,7 @@ class Parameters:
     @property
     def largest(self) -> int:
         """No number of the sum is farther from zero."""
-        return self.n_clients * self.reach
+        return int(self.n_clients) * int(self.reach)
 
     @cached_property
     def preset(self) -> Preset:

@@ -848,9 +848,9 @@ def test_a_vector_that_cannot_be_added_up_is_not_added_in_part(world, place):
     assert (adder.total(), adder.clients) == (before, ["client 0"])
 
 
-def test_a_forger_has_a_number_or_two_of_the_secret_key_opened_before_it_is_gone():
+def test_a_forger_gets_no_number_of_the_secret_key_before_it_is_gone():
     # A chosen ciphertext: what is added to its second polynomial is multiplied by the key, and is
-    # near a whole number in every other round. Of a key there are thousands of such numbers.
+    # near a whole number in every other slot, but never in all.
     parameters = Parameters(1, 2, 2**35)
     preset = parameters.preset
     prime = sealapi.CoeffModulus.Create(preset.degree, list(preset.moduli))[0].value()
@@ -874,14 +874,10 @@ def test_a_forger_has_a_number_or_two_of_the_secret_key_opened_before_it_is_gone
             numbers.append((opened - 1) / (times * 2**14))
         pytest.fail("nothing was refused")
 
-    found = [learned(World()) for _ in range(30)]
-    assert sum(map(bool, found)) > 1
-    # The same number of the same key, again and again, and not that of another one.
-    assert max(np.ptp(numbers) for numbers in found if numbers) < 1e-6
-    assert np.ptp([numbers[0] for numbers in found if numbers]) > 1
+    assert not any(learned(World()) for _ in range(10))
 
 
-@pytest.mark.xfail(reason="an exception within the library that nobody can catch")
+@pytest.mark.xfail(reason="SEAL ends the process, which nobody can catch: SECURITY.md")
 def test_no_ciphertext_ends_the_process(world, tmp_path):
     [data] = world.encrypt(SMALL, ones(SMALL))
     outer = data.index(b"\x5e\xa1\x10")
