@@ -107,8 +107,8 @@ class SumNeeds:
     @property
     def worst(self) -> int:
         """How far from zero it is on the coarsest grid that can be taken, at most."""
-        # One power of two, and one more where rounding to whole steps takes something off.
-        return math.ceil(4 * self.steps * self.each)
+        # The grid step is a power of two: the next finer one, if need be.
+        return math.ceil(2 * self.steps * self.each)
 
 
 @dataclass(frozen=True)
