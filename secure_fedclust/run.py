@@ -303,9 +303,9 @@ def _warn_held(records: Clients, spec: PrivacySpec) -> None:
     for client, X in records.items():
         if spec.protection != "none" and spec.unit == "record" and len(X) > most:
             warnings.warn(
-                f"{client}: {len(X)} records, and totals in a sum are held to what {most} could "
-                "have (16 times public_size): give a larger public_size, or centres may be off "
-                "(this number is not private)",
+                f"{client}: it holds more than {most} records (16 times public_size), and its "
+                "totals in a sum are held to what so many could have: give a larger public_size, "
+                "or centres may be off (that it holds more is not private)",
                 PrivacyWarning,
                 stacklevel=4,
             )

@@ -102,11 +102,9 @@ class KeyHolding:
         self, run: str, preset: int, channel: bytes, identity: bytes, signature: bytes
     ) -> Values:
         _check_signed(identity, signature, asked_text(run, preset, channel))
-        if self._registered not in (None, identity):
-            raise ProtocolError("server: it is not the one that this key holder opens sums for")
+        _check_server(identity, self._registered)
         keys = self._keys(run, first=True)
-        if self._server(keys) not in (None, identity):
-            raise ProtocolError("server: it is not the one that this key holder opens sums for")
+        _check_server(identity, self._server(keys))
         keys.serve(identity)
         key = keys.public_key(PRESETS[preset])
         text = certified_text(run, self.rules.agreement, preset, key, channel)
@@ -252,11 +250,11 @@ class CkksClient(Summand):
         if taken is None or run != self._run:
             raise ProtocolError(f"server: this client was given no key for {PRESETS[preset]}")
         if number <= self._last:
-            raise ProtocolError(f"round {number} does not come after round {self._last}")
+            raise ProtocolError(f"server: round {number} does not come after round {self._last}")
         try:
             self.rules.check(n_clients)
         except ParameterError as error:
-            raise ProtocolError(str(error)) from error
+            raise ProtocolError(f"server: {error}") from error
         self._last = number
         given = contribute(question, n_clients)
         parameters = Parameters(len(given.vector), n_clients, given.reach)
@@ -500,6 +498,11 @@ class Ckks(SecureSum):
             raise ProtocolError(f"{client}: its key is none to agree with")
         self._identities[client] = identity
         return _channel(self._own, own, text)
+
+
+def _check_server(server: bytes, known: bytes | None) -> None:
+    if known not in (None, server):
+        raise ProtocolError("server: it is not the one that this key holder opens sums for")
 
 
 def _check_signed(server: bytes | None, signature: bytes, text: bytes) -> None:

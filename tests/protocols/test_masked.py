@@ -732,3 +732,16 @@ def test_noise_in_a_sum_is_that_of_its_survivors(d):
         assert cells.sum_sigma == pytest.approx(promised * math.sqrt(N_CLIENTS / 3), rel=1e-3)
     values = np.concatenate(drawn)
     assert values.std() == pytest.approx(1, abs=5 / math.sqrt(2 * len(values)))
+
+
+def test_a_client_whose_totals_are_held_back_is_told_and_nobody_hears_how_many_it_has():
+    rng = np.random.default_rng(0)
+    clients = {f"c{i}": rng.uniform(-1, 1, (20, 2)) for i in range(N_CLIENTS)}
+    clients["c3"] = rng.uniform(-1, 1, (10 * 16 + 7, 2))
+    for size, told in ((10, ["c3"]), (11, [])):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            FKM(3, privacy=spec_of(2, public_size=size), random_state=0).fit(clients)
+        held = [str(w.message) for w in caught if "totals in a sum" in str(w.message)]
+        assert [text.split(":")[0] for text in held] == told
+        assert not any("167" in text for text in held)
