@@ -1,0 +1,1 @@
+"""Attacks on what is released, empirical lower bounds, and the report."""

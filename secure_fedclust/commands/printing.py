@@ -1,0 +1,59 @@
+"""What commands print: tables, JSON, and a bar while they work."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from secure_fedclust.errors import ParameterError
+
+
+def print_rows(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    """Rows of a table, or as JSON, or nothing, as the options say."""
+    if arguments.json:
+        print(json.dumps(rows, indent=1))
+    elif not arguments.quiet:
+        print_table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Columns as wide as what is in them."""
+    cells = [list(header)] + [[_format(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+def _format(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class ProgressBar:
+    """One bar, reused by each system in turn; none where nobody watches."""
+
+    def __init__(self, quiet: bool) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(disable=quiet or None, unit="reply", leave=False)
+
+    def __enter__(self) -> "ProgressBar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def show(self, name: str, done: int, total: int) -> None:
+        """One step more of something that has a name."""
+        if done == 1:
+            self._bar.reset(total)
+            self._bar.set_description(name)
+        self._bar.update(1)
+
+
+def make_folder(path: Path) -> None:
+    """The folder of ``--out``, with its parents."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ParameterError(f"--out {path} cannot be made: {error.strerror}") from error
