@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from secure_fedclust.errors import (
     AggregationAborted,
+    AuditFailed,
     BudgetExceeded,
     DataError,
     FederationWarning,
@@ -17,6 +18,8 @@ from secure_fedclust.errors import (
 from secure_fedclust.privacy.spec import PrivacySpec
 
 if TYPE_CHECKING:
+    from secure_fedclust.audit.findings import Audit
+    from secure_fedclust.audit.report.folder import write_report
     from secure_fedclust.engines import Fault
     from secure_fedclust.estimators import FKM, GOLD, FeCA, FedGEM, KFed, load_model
     from secure_fedclust.privacy.ledger import Ledger
@@ -29,6 +32,8 @@ __all__ = [
     "FKM",
     "GOLD",
     "AggregationAborted",
+    "Audit",
+    "AuditFailed",
     "BudgetExceeded",
     "DataError",
     "Fault",
@@ -49,6 +54,7 @@ __all__ = [
     "private_ranges",
     "release_synopsis",
     "suggest_k",
+    "write_report",
 ]
 
 # scikit-learn takes a second to import, so what stands on it is imported when first used.
@@ -63,6 +69,8 @@ _LATER = {
     "Ledger": "secure_fedclust.privacy.ledger",
     "FedClustResult": "secure_fedclust.result",
     "Fault": "secure_fedclust.engines",
+    "Audit": "secure_fedclust.audit.findings",
+    "write_report": "secure_fedclust.audit.report.folder",
 }
 
 

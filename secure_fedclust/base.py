@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClusterMixin
@@ -41,6 +41,9 @@ from secure_fedclust.records import Clients, check_records
 from secure_fedclust.released import ReleasedSynopsis
 from secure_fedclust.result import FedClustResult, NonPrivate
 from secure_fedclust.run import Progress, Run, check_available, generator, open_run, require_spec
+
+if TYPE_CHECKING:
+    from secure_fedclust.audit.findings import Audit
 
 MODEL_FORMAT = "secure_fedclust model 1"
 
@@ -205,6 +208,74 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             feasibility=feasibility,
             spec=spec,
             fallback=fallback(spec, limit, max(0.0, 1 - summed), summed),
+        )
+
+    def audit(
+        self,
+        *,
+        trials: int = 5000,
+        confidence: float = 0.95,
+        jobs: int = 1,
+        n_clients: int | None = None,
+        n_features: int | None = None,
+        on_progress: Progress | None = None,
+    ) -> "Audit":
+        """Attack runs like this one, and see whether the claim stands.
+
+        No record is used: every attack is played on made-up data, through the code that releases,
+        so that what is found can be shown to anybody and costs no budget. docs/audit.md says what
+        is played, and what it can and cannot tell.
+
+        Parameters
+        ----------
+        trials : int
+            Runs of one client in the distinguishing game, half of them in each of two worlds.
+        confidence : float
+            That a correct run passes, whatever chance does.
+        jobs : int
+            Processes. More than one need a script that can be imported: its work is under
+            ``if __name__ == "__main__"``.
+        n_clients, n_features : int, optional
+            For a model that is not fitted.
+        on_progress : function, optional
+            Called with the number of trials done and of all.
+        """
+        from secure_fedclust.audit.auditing import Subject, audit_runs
+
+        self._check_parameters()
+        spec = require_spec(self.privacy)
+        if not spec.is_private:
+            raise ParameterError(f"there is no claim to audit: {spec.describe()}")
+        check_available(spec)
+        self._check_private(spec)
+        fitted = hasattr(self, "result_")
+        if fitted and not self.result_.history:
+            raise ParameterError(
+                "the model was fitted on a synopsis, which was released by other means: audit the "
+                "model that is fitted on records"
+            )
+        clients = self.client_names_ if fitted and n_clients is None else None
+        if clients is None:
+            if n_clients is None:
+                raise ParameterError("how many clients are there? Fit the model, or give n_clients")
+            check_counts(n_clients=n_clients)
+            clients = self._planned_names(n_clients)
+        if n_features is None:
+            n_features = self.n_features_in_ if fitted else spec.n_features
+        if n_features is None:
+            raise ParameterError("how many features are there? Fit the model, or give n_features")
+        check_counts(n_features=n_features)
+        subject = Subject(
+            algorithm=type(self).__name__,
+            parameters=_plain_parameters(self),
+            client_class=self._client_for(spec),
+            serve=self._run_private,
+            spec=spec,
+            clients=clients,
+            n_features=n_features,
+        )
+        return audit_runs(
+            subject, trials=trials, confidence=confidence, jobs=jobs, on_progress=on_progress
         )
 
     def save(self, path: str | Path) -> None:

@@ -2,7 +2,7 @@
 
 Exit codes: 0 done, 2 a parameter or the configuration is not usable, 3 the data are not, 4 the
 clients did not answer as they should, 5 the privacy budget does not allow it, 6 the privacy ledger
-cannot be used or does not hold.
+cannot be used or does not hold, 7 an audit refutes the claim.
 """
 
 import argparse
@@ -11,8 +11,9 @@ import warnings
 from collections.abc import Sequence
 
 from secure_fedclust import __version__
-from secure_fedclust.commands import ledger, run
+from secure_fedclust.commands import audit, ledger, report, run, sweep
 from secure_fedclust.errors import (
+    AuditFailed,
     BudgetExceeded,
     DataError,
     FederationWarning,
@@ -29,6 +30,7 @@ EXIT_CODES: dict[type[SecureFedClustError], int] = {
     ProtocolError: 4,
     BudgetExceeded: 5,
     LedgerError: 6,
+    AuditFailed: 7,
 }
 
 
@@ -58,7 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     output = argparse.ArgumentParser(add_help=False)
     output.add_argument("--quiet", action="store_true", help="no progress bar and no table")
     output.add_argument("--json", action="store_true", help="print the table as JSON")
-    for command in (run,):
+    for command in (run, sweep, audit):
         command.add(commands, output)
     ledger.add(commands)
+    report.add(commands)
     return parser

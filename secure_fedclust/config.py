@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from secure_fedclust import datasets, estimators
-from secure_fedclust.arrays import Ints
+from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.base import FederatedClusterer
 from secure_fedclust.errors import ParameterError, SecureFedClustError
 from secure_fedclust.privacy.spec import PrivacySpec
@@ -49,9 +49,9 @@ class RunConfig:
     @classmethod
     def read(cls, path: str | Path, data_dir: str | Path | None = None) -> Self:
         """Read a file, its data included, or raise an error that names what to change."""
-        content = _read(Path(path))
+        content = read_toml(Path(path), RUN_KEYS)
         estimator = _estimator(content, Path(path).parent)
-        clients, truth = _data(_table(content, "data"), Path(path).parent, data_dir)
+        clients, truth = _data(table_of(content, "data"), Path(path).parent, data_dir)
         return cls(estimator, clients, truth)
 
 
@@ -73,9 +73,9 @@ class PlanConfig:
     @classmethod
     def read(cls, path: str | Path) -> Self:
         """Read a file without touching the data that it names."""
-        content = _read(Path(path))
+        content = read_toml(Path(path), RUN_KEYS)
         estimator = _estimator(content, Path(path).parent)
-        data = _table(content, "data") if "data" in content else {}
+        data = table_of(content, "data") if "data" in content else {}
         n_clients = None
         if isinstance(data.get("source"), list):
             n_clients = len(data["source"])
@@ -90,33 +90,44 @@ class PlanConfig:
 N_CLIENTS = 10
 """Clients that a benchmark set is divided among, unless the file says otherwise."""
 
+RUN_KEYS = {"algorithm", "parameters", "privacy", "data", "ledger"}
 
-def _read(path: Path) -> dict[str, Any]:
+
+def read_toml(path: Path, known: set[str]) -> dict[str, Any]:
+    """A file that has no other keys than these."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ParameterError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ParameterError(f"{path} is not valid TOML: {error}") from error
-    known = {"algorithm", "parameters", "privacy", "data", "ledger"}
-    _refuse_unknown(content, known, str(path))
+    refuse_unknown(content, known, str(path))
     return content
 
 
 def _estimator(content: Mapping[str, Any], folder: Path) -> FederatedClusterer:
-    name = content.get("algorithm")
-    if not isinstance(name, str) or name not in ALGORITHMS:
-        raise ParameterError(f"algorithm = {name!r}: give one of {', '.join(ALGORITHMS)}")
-    parameters = _table(content, "parameters") if "parameters" in content else {}
-    estimator = ALGORITHMS[name](privacy=_privacy(content.get("privacy")))
-    known = set(estimator.get_params()) - {"privacy", "ledger"}
-    _refuse_unknown(parameters, known, "[parameters]")
+    parameters = table_of(content, "parameters") if "parameters" in content else {}
+    kind = algorithm_of(content.get("algorithm"))
+    estimator = kind(privacy=_privacy(content.get("privacy")))
+    refuse_unknown(parameters, parameter_names(kind), "[parameters]")
     estimator.set_params(**parameters)
     if "ledger" in content:
         if not isinstance(content["ledger"], str):
             raise ParameterError(f"ledger = {content['ledger']!r}: give the path of a ledger")
         estimator.set_params(ledger=str(folder / content["ledger"]))
     return estimator
+
+
+def algorithm_of(name: Any) -> type[FederatedClusterer]:
+    """The class of that name."""
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        raise ParameterError(f"algorithm = {name!r}: give one of {', '.join(ALGORITHMS)}")
+    return ALGORITHMS[name]
+
+
+def parameter_names(kind: type[FederatedClusterer]) -> set[str]:
+    """What a table of parameters may have; privacy and ledger have places of their own."""
+    return set(kind().get_params()) - {"privacy", "ledger"}
 
 
 def _privacy(table: Any) -> PrivacySpec:
@@ -127,7 +138,7 @@ def _privacy(table: Any) -> PrivacySpec:
         )
     if "none" in table:
         known = {"none", "protection", "colluders", "min_survivors", "active_server"}
-        _refuse_unknown(table, known, '[privacy] with none = "..."')
+        refuse_unknown(table, known, '[privacy] with none = "..."')
         rest = {name: value for name, value in table.items() if name != "none"}
         return PrivacySpec.none(reason=table["none"], **rest)
     return PrivacySpec.from_dict(table)
@@ -142,7 +153,7 @@ def _data(
         )
     if "source" in table:
         known = {"source", "client_column", "person_column", "columns"}
-        _refuse_unknown(table, known, "[data]")
+        refuse_unknown(table, known, "[data]")
         names = _texts(table, "source")
         paths = [folder / name for name in names]
         columns = _texts(table, "columns") if "columns" in table else None
@@ -154,19 +165,25 @@ def _data(
     arguments = dict(table)
     benchmark = datasets.load_benchmark(arguments.pop("benchmark"), data_dir)
     name = arguments.pop("partition", "iid")
-    if not isinstance(name, str) or name not in PARTITIONS:
-        raise ParameterError(f"partition = {name!r}: give one of {', '.join(PARTITIONS)}")
     arguments = {"n_clients": N_CLIENTS, "seed": 0} | arguments
-    n_clients = arguments.pop("n_clients")
+    return divide(benchmark.X, benchmark.y, name, arguments)
+
+
+def divide(
+    X: Floats, y: Ints, partition: Any, arguments: Mapping[str, Any]
+) -> tuple[Clients, dict[str, Ints]]:
+    """Records and true labels by client; the arguments are those of the partition's function."""
+    if not isinstance(partition, str) or partition not in PARTITIONS:
+        raise ParameterError(f"partition = {partition!r}: give one of {', '.join(PARTITIONS)}")
     try:
-        parts = PARTITIONS[name](benchmark.X, benchmark.y, n_clients, **arguments)
+        parts = PARTITIONS[partition](X, y, **arguments)
     except SecureFedClustError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
-        raise ParameterError(f"[data] partition = {name!r}: {error}") from error
+        raise ParameterError(f"[data] partition = {partition!r}: {error}") from error
     names = [f"client {i}" for i in range(len(parts))]
-    records = {client: benchmark.X[part] for client, part in zip(names, parts, strict=True)}
-    truth = {client: benchmark.y[part] for client, part in zip(names, parts, strict=True)}
+    records = {client: X[part] for client, part in zip(names, parts, strict=True)}
+    truth = {client: y[part] for client, part in zip(names, parts, strict=True)}
     return Clients(records), truth
 
 
@@ -178,14 +195,16 @@ def _texts(table: Mapping[str, Any], name: str) -> list[str]:
     return values
 
 
-def _table(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+def table_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A table of the file, which must be there."""
     table = content.get(name)
     if not isinstance(table, dict):
         raise ParameterError(f"the file needs a table [{name}]")
     return table
 
 
-def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> None:
+def refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> None:
+    """Raise an error that names the keys there are, if a table has others."""
     if unknown := sorted(set(table) - known):
         raise ParameterError(
             f"{where}: unknown {', '.join(unknown)}; there are {', '.join(sorted(known))}"

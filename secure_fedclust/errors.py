@@ -33,5 +33,9 @@ class BudgetExceeded(SecureFedClustError):
     """A release would spend more than a run's plan or a ledger's lifetime budget allows."""
 
 
+class AuditFailed(SecureFedClustError):
+    """An audit refutes the claim that it was to test."""
+
+
 class PrivacyWarning(UserWarning):
     """A private run goes on, but its noise, its bound or its sampler deserve a look."""

@@ -337,9 +337,14 @@ class FedClustResult:
         """Read what `save` wrote."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-            if content.pop("format") != _FORMAT:
-                raise ValueError("another format")
+            found = content.pop("format")
+            if found != _FORMAT:
+                raise ParameterError(
+                    f"{path} is of format {str(found)[:60]!r}, this version reads {_FORMAT!r}"
+                )
             return cls.from_dict(content)
+        except ParameterError:
+            raise
         except UNREADABLE as error:
             raise ParameterError(f"{path} is not a result that this version can read") from error
 

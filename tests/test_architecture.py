@@ -21,8 +21,15 @@ ALLOWED = {
     "run": LEAVES | {"privacy", "protocols", "engines", "records"},
     "released": LEAVES | {"algorithms", "privacy", "protocols", "records", "result", "run"},
     "base": LEAVES
-    | {"algorithms", "privacy", "protocols", "engines", "records", "result", "released", "run"},
+    | {"algorithms", "privacy", "protocols", "engines", "records", "result", "released", "run"}
+    | {"audit"},  # a model audits itself, and an audit knows no model
+    "audit": LEAVES
+    | {"algorithms", "privacy", "protocols", "engines", "records", "result", "run", "datasets"},
     "estimators": LEAVES | {"privacy", "protocols", "result", "base"},
+    "config": LEAVES | {"privacy", "records", "datasets", "base", "estimators"},
+    "sweep": LEAVES
+    | {"algorithms", "privacy", "protocols", "datasets", "records", "result", "metrics"}
+    | {"base", "estimators", "config", "__version__"},
 }
 
 

@@ -41,7 +41,8 @@ def test_a_run_writes_its_result_and_prints_a_table(config, tmp_path, capsys):
     result = FedClustResult.load(tmp_path / "out" / "result.json")
     np.testing.assert_allclose(np.sort(result.centers[:, 0]), [30, 70], atol=1)
     assert result.feature_names == ["age", "bmi"]
-    assert list((tmp_path / "out").iterdir()) == [tmp_path / "out" / "result.json"]
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {"result.json", "run.json", "report.json", "report.html"}
 
 
 def test_labels_are_written_only_when_asked_for(config, tmp_path, capsys):

@@ -1,7 +1,7 @@
 """What an audit finds: one figure after another, each beside what the claim allows."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -13,6 +13,9 @@ Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
 Kind = Literal["statistical", "structural", "exhibit"]
 
 AUDIT_FORMAT = "secure_fedclust audit 1"
+
+GAME = "distinguishing game"
+"""Findings whose attacker knows everything but the record in question begin with this."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,16 @@ class Audit:
 
     @property
     def verdict(self) -> Verdict:
-        """FAIL if anything fails, PASS if everything that is no exhibit passes."""
-        return overall(f.verdict for f in self.findings if f.kind != "exhibit")
+        """FAIL if anything about the run fails; PASS if nothing does, and what decides passes.
+
+        That is all that is structural, and the distinguishing games: nobody knows more than their
+        attacker, so that an attack that knows less adds nothing by being inconclusive.
+        """
+        found = {f.verdict for f in self.findings if f.kind != "exhibit"}
+        deciding = {
+            f.verdict for f in self.findings if f.kind == "structural" or f.name.startswith(GAME)
+        }
+        return "FAIL" if "FAIL" in found else "PASS" if deciding == {"PASS"} else "INCONCLUSIVE"
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
@@ -140,9 +151,3 @@ class Audit:
             return cls(findings=findings, **content)
         except UNREADABLE as error:
             raise ParameterError(f"{path} is not an audit that this version can read") from error
-
-
-def overall(verdicts: Iterable[Verdict]) -> Verdict:
-    """FAIL if any fails, PASS if all pass, else INCONCLUSIVE; nothing at all is INCONCLUSIVE."""
-    found = set(verdicts)
-    return "FAIL" if "FAIL" in found else "PASS" if found == {"PASS"} else "INCONCLUSIVE"

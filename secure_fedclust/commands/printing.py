@@ -44,11 +44,11 @@ class ProgressBar:
         self._bar.close()
 
     def show(self, name: str, done: int, total: int) -> None:
-        """One step more of something that has a name."""
-        if done == 1:
+        """How far something with a name has come."""
+        if done <= self._bar.n:
             self._bar.reset(total)
-            self._bar.set_description(name)
-        self._bar.update(1)
+        self._bar.set_description(name, refresh=False)
+        self._bar.update(done - self._bar.n)
 
 
 def make_folder(path: Path) -> None:
@@ -57,3 +57,11 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ParameterError(f"--out {path} cannot be made: {error.strerror}") from error
+
+
+def known(name: str, given: int | None, read: int | None) -> int:
+    """A number that an option or the file must give."""
+    number = read if given is None else given
+    if number is None:
+        raise ParameterError(f"the file does not say how many {name} there are: give --{name} N")
+    return number

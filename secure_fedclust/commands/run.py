@@ -4,11 +4,18 @@ import argparse
 import csv
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from secure_fedclust.commands.printing import ProgressBar, make_folder, print_rows, print_table
+from secure_fedclust.commands.printing import (
+    ProgressBar,
+    known,
+    make_folder,
+    print_rows,
+    print_table,
+)
 from secure_fedclust.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -53,16 +60,21 @@ def _demo(arguments: argparse.Namespace) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from secure_fedclust.demo import run_demo
+    from secure_fedclust.audit.report.folder import LEDGER
+    from secure_fedclust.demo import report_demo, run_demo
 
-    make_folder(arguments.out)
+    reported = arguments.out / "report"
+    make_folder(reported)
+    (reported / LEDGER).unlink(missing_ok=True)  # of an earlier demo, whose budget is spent
     with ProgressBar(arguments.quiet) as bar:
         rows = run_demo(arguments.out, bar.show)
+        page = report_demo(reported, bar.show)
     print_rows(rows, arguments)
     if not arguments.quiet and not arguments.json:
         print("epsilon protects each record, at delta 1e-05; none: NO DP CLAIM.")
         print("One run each: scores jump about. docs/results.md has averages.")
         print(f"Picture: {arguments.out / 'demo.png'}   results: {arguments.out}/*.json")
+        print(f"Report of one more run, with masked sums, and its audit: {page}")
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -102,6 +114,7 @@ def _run(arguments: argparse.Namespace) -> None:
         result.save(arguments.out / "result.json")
         if arguments.labels:
             _write_labels(arguments.out / "labels", result.nonprivate.labels)
+        _note_run(arguments, model)
     print_rows([row], arguments)
     if not arguments.quiet and not arguments.json:
         names = list(result.feature_names or map(str, range(result.centers.shape[1])))
@@ -115,6 +128,31 @@ def _run(arguments: argparse.Namespace) -> None:
                 f"cost (mu, of which squares add up): {local:.3g} in answers of single clients, "
                 f"{sums:.3g} in sums, {math.hypot(local, sums):.3g} in all"
             )
+    if arguments.out is not None:
+        from secure_fedclust.audit.report.folder import write_report
+
+        page = write_report(arguments.out)
+        if not arguments.quiet and not arguments.json:
+            print(f"report: {page}")
+
+
+def _note_run(arguments: argparse.Namespace, model: "FederatedClusterer") -> None:
+    """Keep with the result how it was made."""
+    from secure_fedclust.audit.report.folder import LEDGER, write_run
+
+    command = ["secure-fedclust", "run", str(arguments.config), "--out", str(arguments.out)]
+    if arguments.data_dir is not None:
+        command += ["--data-dir", str(arguments.data_dir)]
+    if arguments.labels:
+        command.append("--labels")
+    ledger = None if model.ledger is None else Path(model.ledger).absolute()
+    if ledger == (arguments.out / LEDGER).absolute():
+        ledger = None
+    write_run(
+        arguments.out,
+        command=shlex.join(command),
+        ledger=None if ledger is None else str(ledger),
+    )
 
 
 def _give_ledger(model: "FederatedClusterer", path: Path) -> None:
@@ -146,8 +184,8 @@ def _plan(arguments: argparse.Namespace) -> None:
         raise ParameterError(f"{arguments.config} describes a run without differential privacy")
     plan = spec.plan(
         config.estimator,
-        n_clients=_known("clients", arguments.clients, config.n_clients),
-        n_features=_known("features", arguments.features, config.n_features),
+        n_clients=known("clients", arguments.clients, config.n_clients),
+        n_features=known("features", arguments.features, config.n_features),
         n_records=arguments.records,
     )
     if arguments.json:
@@ -157,13 +195,6 @@ def _plan(arguments: argparse.Namespace) -> None:
     print_rows(plan.rows(), arguments)
     for line in plan.notes():
         print(line)
-
-
-def _known(name: str, given: int | None, read: int | None) -> int:
-    number = read if given is None else given
-    if number is None:
-        raise ParameterError(f"the file does not say how many {name} there are: give --{name} N")
-    return number
 
 
 def _write_labels(folder: Path, labels: "Mapping[str, Ints]") -> None:

@@ -13,6 +13,7 @@ from secure_fedclust.privacy.mechanism import (
     MIN_CLIENT_NOISE,
     Bounded,
     Noisy,
+    Sampler,
     SamplerName,
     noise,
     noise_level,
@@ -96,7 +97,7 @@ class Releases:
         exact = query.answer(X, adjacency, exponent)
         sigma, slack = noise_level(exact, mu)
         self._charge(exact, sigma, slack, {}, run=run, step=step, message=message)
-        return noise(exact, sigma, sampler_named(self.sampler))
+        return noise(exact, sigma, self._sampler())
 
     def contribute(
         self,
@@ -139,7 +140,10 @@ class Releases:
         self._charge(
             exact, sigma, slack, quorum, run=run, step=step, message=f"{message}{IN_A_SUM}"
         )
-        return replace(noise(exact, part, sampler_named(self.sampler)), reach=grid.client_reach)
+        return replace(noise(exact, part, self._sampler()), reach=grid.client_reach)
+
+    def _sampler(self) -> Sampler:
+        return sampler_named(self.sampler)
 
     def _charge(
         self,

@@ -1,0 +1,246 @@
+"""What can be seen by looking at how a client works, rather than by guessing from its answers.
+
+A run is rehearsed with everything noted: what was charged, what was drawn, and in which order. No
+chance is involved, but for coincidences that would take longer than the universe has had.
+"""
+
+import math
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from secure_fedclust.arrays import Floats, Ints
+from secure_fedclust.audit.attacks.pairs import Pair
+from secure_fedclust.audit.attacks.rehearsal import Outlets, Rehearsal, Released, Watched
+from secure_fedclust.audit.findings import Finding
+from secure_fedclust.errors import BudgetExceeded, SecureFedClustError
+from secure_fedclust.privacy import mechanism
+from secure_fedclust.privacy.accounting import MIN_NOISE, Limit
+from secure_fedclust.privacy.ledger import Charge, Ledger
+from secure_fedclust.privacy.terms import MIN_EPSILON
+
+COINCIDENCE = 1e-9
+"""Equal stretches of noise that are less probable than this are taken for the same noise."""
+
+_PLAYS = 3
+_TIMEOUT = 120.0
+
+_FIRST_DRAWS = (
+    "from secure_fedclust.privacy.mechanism import sampler_named;"
+    "print(sampler_named('secure')(4096.0, 8).tolist())"
+)
+
+
+def inspect(rehearsal: Rehearsal, pair: Pair) -> list[Finding]:
+    """All structural checks."""
+    outlets = Outlets(rehearsal.spec)
+    played = [outlets.fresh() for _ in range(_PLAYS)]
+    for outlet in played:
+        rehearsal.play(pair.present, outlet)
+    X = rehearsal.client(pair.present, outlets.fresh()).X
+    return [
+        sensitivity_holds(rehearsal, pair),
+        order_of_charging(rehearsal, pair, played[0]),
+        replies_are_kept(rehearsal, pair, outlets),
+        source_of_noise(),
+        fresh_noise(played, X),
+        noise_everywhere(played, X),
+    ]
+
+
+def sensitivity_holds(rehearsal: Rehearsal, pair: Pair) -> Finding:
+    """Whether some pair of worlds is farther apart than stated, or than the noise is made for."""
+    farthest = max(pair.excess, pair.mu / Limit.of(*rehearsal.spec.target()).mu)
+    # Sums of squares of rounded numbers.
+    holds = farthest <= 1 + 1e-6
+    return Finding(
+        name="sensitivity",
+        kind="structural",
+        threat="tries many pairs of neighbouring data sets, the worst known among them",
+        measure="distance over distance allowed",
+        figure=farthest,
+        interval=None,
+        ceiling=1.0,
+        verdict="PASS" if holds else "FAIL",
+        words=(
+            "No pair that was tried moves exact answers farther than the noise is made for."
+            if holds
+            else "A pair of neighbouring data sets moves exact answers farther than the noise is "
+            "made for."
+        ),
+        trials=1,
+    )
+
+
+def order_of_charging(rehearsal: Rehearsal, pair: Pair, outlet: Watched) -> Finding:
+    """Whether every draw of noise was charged before, for as many numbers and as much noise."""
+    problems: list[str] = []
+    paid: int | None = None
+    for event, numbers in outlet.events:
+        if event == "charge":
+            paid = numbers
+        elif paid != numbers:
+            problems.append("noise was drawn before it was charged")
+        else:
+            paid = None
+    rows = [row.charge for row in outlet.ledger.rows(outlet.client)]
+    drawn = [numbers for event, numbers in outlet.events if event == "draw"]
+    if [row.coordinates for row in rows] != drawn:
+        problems.append("the ledger's rows are not those of what was drawn")
+    elif any(not _as_charged(*both, rehearsal) for both in zip(rows, outlet.seen, strict=True)):
+        problems.append("the noise stated is not the noise charged")
+    if _answers_unpaid(rehearsal, pair):
+        problems.append("a client without budget answers")
+    return _structural(
+        "order of charging",
+        "stops a client between any two steps",
+        problems,
+        "Noise is drawn after its charge is booked, and not at all where there is no budget.",
+        len(drawn),
+    )
+
+
+def replies_are_kept(rehearsal: Rehearsal, pair: Pair, outlets: Outlets) -> Finding:
+    """Whether asking again gives the same bytes, for no new charge."""
+    outlet = outlets.fresh()
+    first = rehearsal.client(pair.present, outlet)
+    sent = [first.handle(request) for request in rehearsal.requests]
+    drawn = len(outlet.events)
+    problems = []
+    # The same client, and one that was started anew and has only the ledger to remember.
+    for client in (first, rehearsal.client(pair.present, outlet)):
+        try:
+            again = [client.handle(request) for request in rehearsal.requests[-1:]]
+        except SecureFedClustError:
+            again = []
+        if again != sent[-1:]:
+            problems.append("a request that is repeated is not answered with the same bytes")
+    if len(outlet.events) != drawn:
+        problems.append("noise is drawn again for a request that is repeated")
+    return _structural(
+        "answers to repeated requests",
+        "asks everything twice, to average the noise out",
+        problems,
+        "A request that is repeated gets the same bytes.",
+        len(rehearsal.requests),
+    )
+
+
+def source_of_noise() -> Finding:
+    """Whether noise comes from the sampler that is meant for releases, and cannot be repeated."""
+    problems = []
+    sampler = mechanism.sampler_named("secure")
+    if getattr(sampler, "__module__", None) != mechanism.__name__:
+        problems.append(f"noise comes from {getattr(sampler, '__module__', 'somewhere else')}")
+    if len({tuple(sampler(float(MIN_NOISE), 8)) for _ in range(3)}) < 3:
+        problems.append("the sampler repeats itself")
+    command = [sys.executable, "-c", _FIRST_DRAWS]
+    started = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603
+        for _ in range(2)
+    ]
+    first = [process.communicate(timeout=_TIMEOUT)[0].strip() for process in started]
+    if not all(first) or first[0] == first[1]:
+        problems.append("two processes begin with the same noise")
+    return _structural(
+        "source of noise",
+        "starts the program anew and guesses the noise from what it drew before",
+        problems,
+        "Noise comes from the sampler for releases, which two processes do not share.",
+        len(first),
+    )
+
+
+def fresh_noise(played: Sequence[Watched], X: Floats) -> Finding:
+    """Whether any noise was used twice: in two fields, two rounds or by two clients."""
+    noises = [
+        n for outlet in played for released in outlet.seen for n in _noise(released, X, outlet)
+    ]
+    sigma = min(released.noisy.sigma for outlet in played for released in outlet.seen)
+    # Two draws are equal with a probability of one in this, and so are any two of all stretches.
+    odds = 2 * math.sqrt(math.pi) * sigma
+    pairs = sum(map(len, noises)) ** 2 / 2
+    length = math.ceil(math.log(pairs / COINCIDENCE) / math.log(odds))
+    runs = Counter(run for noise in noises for run in _in_a_row(noise, length))
+    again = sum(times - 1 for times in runs.values())
+    problems = [f"{again} stretches of noise occur more than once"] if again else []
+    return _structural(
+        "fresh noise",
+        "subtracts answers from each other",
+        problems,
+        "No stretch of noise occurs in two fields, two rounds or two runs.",
+        sum(runs.values()),
+    )
+
+
+def noise_everywhere(played: Sequence[Watched], X: Floats) -> Finding:
+    """Whether every number has noise, empty clusters' included."""
+    bare = 0
+    for releases in zip(*(outlet.seen for outlet in played), strict=True):
+        noise = [
+            np.concatenate(list(_noise(released, X, outlet)))
+            for released, outlet in zip(releases, played, strict=True)
+        ]
+        bare += int((np.stack(noise) == 0).all(axis=0).sum())
+    problems = [f"{bare} numbers never have noise"] if bare else []
+    return _structural(
+        "noise on every number",
+        "looks for numbers that are exact, such as those of empty clusters",
+        problems,
+        "Every number that is released has noise, those of empty clusters too.",
+        sum(released.query.coordinates for released in played[0].seen),
+    )
+
+
+def _structural(name: str, threat: str, problems: Iterable[str], fine: str, trials: int) -> Finding:
+    found = list(dict.fromkeys(problems))
+    return Finding(
+        name=name,
+        kind="structural",
+        threat=threat,
+        measure="violations",
+        figure=float(len(found)),
+        interval=None,
+        ceiling=0.0,
+        verdict="FAIL" if found else "PASS",
+        words=f"{'; '.join(found).capitalize()}." if found else fine,
+        trials=trials,
+    )
+
+
+def _as_charged(charge: Charge, released: Released, rehearsal: Rehearsal) -> bool:
+    terms = 1 if released.n_clients is None else rehearsal.spec.honest_survivors
+    return released.noisy.sigma * math.sqrt(terms) >= charge.sigma * (1 - 1e-9)
+
+
+def _answers_unpaid(rehearsal: Rehearsal, pair: Pair) -> bool:
+    """Whether a client whose ledger allows next to nothing answers, or draws noise."""
+    spec = rehearsal.spec
+    _, delta = spec.target()
+    with Ledger.create(
+        None, epsilon=MIN_EPSILON, delta=delta, unit=spec.unit, adjacency=spec.adjacency
+    ) as ledger:
+        outlet = Watched("poor client", spec, ledger)
+        try:
+            rehearsal.play(pair.present, outlet)
+        except BudgetExceeded:
+            return any(event == "draw" for event, _ in outlet.events)
+        return True
+
+
+def _noise(released: Released, X: Floats, outlet: Watched) -> Iterable[Ints]:
+    """What was added to the exact numbers of each field."""
+    exact = released.exact(X, outlet.spec).fields
+    return [np.ravel(released.noisy.fields[name] - exact[name]) for name in exact]
+
+
+def _in_a_row(noise: Ints, length: int) -> Iterable[tuple[int, ...]]:
+    """All stretches of so many numbers; those of nothing but zeros are no noise at all."""
+    numbers = noise.tolist()
+    for start in range(len(numbers) - length + 1):
+        run = tuple(numbers[start : start + length])
+        if any(run):
+            yield run

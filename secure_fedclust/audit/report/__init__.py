@@ -1,0 +1,1 @@
+"""The report: what was promised, enforced, attacked, and what could not be checked."""

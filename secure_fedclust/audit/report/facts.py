@@ -1,0 +1,315 @@
+"""What a report is made from, once it is known that its parts belong together."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from secure_fedclust.audit.findings import Audit, Finding
+from secure_fedclust.errors import ParameterError
+from secure_fedclust.messages import KEY_HOLDER
+from secure_fedclust.privacy.accounting import Limit, epsilon_of
+from secure_fedclust.privacy.charges import Totals
+from secure_fedclust.privacy.ledger import Anchor, Ledger, Quorum, Row
+from secure_fedclust.privacy.spec import PrivacySpec
+from secure_fedclust.protocols.sums import with_quorum
+from secure_fedclust.result import FedClustResult
+
+NO_CLAIM = "NO DP CLAIM"
+"""Begins the guarantee of a run that has none."""
+
+NO_LEDGER = "as no ledger was given"
+"""Ends the guarantee of a run whose ledger was in memory."""
+
+OWN_LEDGERS = "provided that every client enforces the same spec"
+"""Ends the guarantee of a run whose clients keep their ledgers themselves."""
+
+Kept = Literal["verified", "in memory", "by the clients", "none"]
+
+
+@dataclass(frozen=True)
+class LedgerFacts:
+    """A ledger of which every row was checked.
+
+    Attributes
+    ----------
+    limit : Limit
+    unit, adjacency, dataset : str
+    rows : sequence of Row
+    anchor : Anchor
+    n_anchors : int
+        Anchors of the result that it was checked against.
+    run : str or None
+        What the run is called in it; None if it was charged nothing.
+    quorums : set of Quorum
+    """
+
+    limit: Limit
+    unit: str
+    adjacency: str
+    dataset: str
+    rows: Sequence[Row]
+    anchor: Anchor
+    n_anchors: int
+    run: str | None
+    quorums: frozenset[Quorum]
+
+    def totals(self) -> dict[str, Totals]:
+        """What each client has spent over all runs."""
+        return {row.charge.client: row.client_totals for row in self.rows}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A result, with what belongs to it.
+
+    Attributes
+    ----------
+    result : FedClustResult
+    spec : PrivacySpec
+    clients : tuple of str
+        That took part in the run.
+    kept : str
+        Where the ledger is.
+    ledger : LedgerFacts or None
+    audit : Audit or None
+    """
+
+    result: FedClustResult
+    spec: PrivacySpec
+    clients: tuple[str, ...]
+    kept: Kept
+    ledger: LedgerFacts | None
+    audit: Audit | None
+
+    @property
+    def rows(self) -> list[Row]:
+        """The ledger's rows of this run."""
+        if self.ledger is None:
+            return []
+        return [row for row in self.ledger.rows if row.charge.run == self.ledger.run]
+
+    @property
+    def claims(self) -> bool:
+        """Whether the run itself makes a claim."""
+        return not self.result.guarantee.startswith(NO_CLAIM)
+
+    @property
+    def limit(self) -> Limit | None:
+        """What the run may spend; None without differential privacy."""
+        return Limit.of(*self.spec.target()) if self.spec.is_private else None
+
+    def run_totals(self) -> dict[str, Totals]:
+        """What each client has spent in this run, as the ledger says."""
+        return {row.charge.client: row.run_totals for row in self.rows}
+
+
+def gather(
+    result: FedClustResult,
+    ledger: Ledger | str | Path | None,
+    audit: Audit | None,
+) -> Facts:
+    """Check that result, ledger and audit hold and are of one run.
+
+    Raises
+    ------
+    ParameterError
+        If they are not.
+    LedgerError
+        If the ledger was changed, or lacks rows that the result has seen.
+    """
+    if not isinstance(result, FedClustResult):
+        raise ParameterError(f"result: give a FedClustResult, not {type(result).__name__}")
+    spec = PrivacySpec.from_dict(result.privacy)
+    clients = participants(result)
+    kept = _kept(result, spec, ledger)
+    checked = None
+    if ledger is not None:
+        opened = (
+            nullcontext(ledger)
+            if isinstance(ledger, Ledger)
+            else Ledger.open(ledger, read_only=True)
+        )
+        with opened as book:
+            checked = _check_ledger(book, result, spec, kept == "by the clients")
+        kept = "verified"
+    if audit is not None:
+        check_audit(audit)
+        _check_same_run(audit, result, spec, len(clients))
+    return Facts(result, spec, clients, kept, checked, audit)
+
+
+def participants(result: FedClustResult) -> tuple[str, ...]:
+    """The clients of a run, in the order in which they were asked."""
+    asked = (client for exchange in result.history for client in exchange.asked)
+    found = dict.fromkeys([*result.spent, *result.anchors, *asked])
+    if result.privacy.get("protection") == "ckks":
+        found.pop(KEY_HOLDER, None)
+    return tuple(found or (result.client_clusters or {}))
+
+
+def _kept(result: FedClustResult, spec: PrivacySpec, ledger: Any) -> Kept:
+    """Where the ledger must be, by what the guarantee says about it."""
+    says = result.guarantee
+    if says.startswith(NO_CLAIM):
+        if ledger is not None and getattr(ledger, "path", ledger) is not None:
+            raise ParameterError(
+                "a run with NO DP CLAIM is charged to no ledger: leave the ledger out of its report"
+            )
+        return "in memory" if spec.is_private else "none"
+    if not says.startswith(spec.describe()):
+        raise ParameterError(
+            "the result's guarantee is not what its privacy spec says: one of the two was edited"
+        )
+    if says.endswith(OWN_LEDGERS):
+        return "by the clients"
+    if says.endswith(NO_LEDGER):
+        return "in memory"
+    if ledger is None:
+        raise ParameterError(
+            "the run was charged to a ledger, which is not here: give it with --ledger FILE "
+            "(in Python ledger=...)"
+        )
+    return "verified"
+
+
+def _check_ledger(
+    ledger: Ledger, result: FedClustResult, spec: PrivacySpec, one_of_many: bool
+) -> LedgerFacts:
+    for name in ("unit", "adjacency"):
+        ours, theirs = getattr(spec, name), getattr(ledger, name)
+        if ours != theirs:
+            raise ParameterError(
+                f"the ledger is for {name}={theirs!r}, the result for {name}={ours!r}: give the "
+                "ledger that the run was charged to"
+            )
+    anchors = {client: Anchor(*anchor) for client, anchor in result.anchors.items()}
+    if one_of_many:  # where each client has its own, only that client's anchor is from here
+        here = set(ledger.clients())
+        anchors = {client: anchor for client, anchor in anchors.items() if client in here}
+    if not anchors:
+        raise ParameterError(
+            "the result has no anchor of this ledger: give the one that the run was charged to"
+        )
+    ledger.verify(anchors.values())
+    rows = ledger.rows()
+    run = _run_of(rows, anchors)
+    facts = LedgerFacts(
+        ledger.limit,
+        ledger.unit,
+        ledger.adjacency,
+        ledger.dataset,
+        rows,
+        ledger.anchor(),
+        len(anchors),
+        run,
+        frozenset(ledger.quorums()),
+    )
+    _check_spending(facts, result, spec, exact=not one_of_many)
+    return facts
+
+
+def _run_of(rows: Sequence[Row], anchors: Mapping[str, Anchor]) -> str | None:
+    """What the run is called: a client's anchor is the row of its own last release."""
+    last = {client: rows[anchor.rows - 1] for client, anchor in anchors.items() if anchor.rows}
+    found = {row.charge.run for client, row in last.items() if row.charge.client == client}
+    if len(found) > 1:
+        raise ParameterError("the result's anchors are of several runs: it was put together")
+    return found.pop() if found else None
+
+
+def _check_spending(
+    ledger: LedgerFacts, result: FedClustResult, spec: PrivacySpec, *, exact: bool
+) -> None:
+    """Refuse a result that says less than its ledger."""
+    limit = Limit.of(*spec.target())
+    totals = {
+        row.charge.client: row.run_totals for row in ledger.rows if row.charge.run == ledger.run
+    }
+    for client, spent in totals.items():
+        if not limit.allows(*spent):
+            raise ParameterError(
+                f"the result promises epsilon {limit.epsilon:g}, and the ledger has "
+                f"{epsilon_of(limit.delta, spent.mu):.4g} for {client!r} in this run: one of the "
+                "two is of another run"
+            )
+    if not exact:
+        return
+    for client, stated in result.spent.items():
+        booked = epsilon_of(limit.delta, totals.get(client, Totals()).mu)
+        if not math.isclose(stated, booked, rel_tol=1e-6, abs_tol=1e-9):
+            raise ParameterError(
+                f"the result says that {client!r} spent epsilon {stated:.4g} in this run, and the "
+                f"ledger {booked:.4g}: one of the two is of another run"
+            )
+
+
+def check_audit(audit: Audit) -> None:
+    """Refuse an audit that could not be shown as it is, or that contradicts itself."""
+    if not isinstance(audit, Audit):
+        raise ParameterError(f"audit: give an Audit, not {type(audit).__name__}")
+    for finding in audit.findings:
+        if problem := _problem(finding):
+            raise ParameterError(f"the audit's finding {finding.name!r}: {problem}")
+    drawn = [f for f in audit.findings if f.kind == "statistical" and f.measure == "epsilon"]
+    if drawn and not any(f.curve for f in audit.findings if f.kind == "statistical"):
+        raise ParameterError(
+            "the audit has no curve of false and right alarms to draw: make it anew"
+        )
+
+
+def _problem(finding: Finding) -> str | None:
+    if finding.verdict not in ("PASS", "FAIL", "INCONCLUSIVE"):
+        return f"verdict {finding.verdict!r} is none"
+    if finding.kind not in ("statistical", "structural", "exhibit"):
+        return f"kind {finding.kind!r} is none"
+    numbers = [finding.figure, *(finding.interval or ())]
+    numbers += [] if finding.ceiling is None else [finding.ceiling]
+    if not all(_is_number(number) for number in numbers):
+        return "a figure is not a finite number"
+    for point in finding.curve:
+        if len(point) != 2 or not all(_is_number(rate) and 0 <= rate <= 1 for rate in point):
+            return f"its curve has {list(point)!r}, which are no two rates from 0 to 1"
+    least = finding.figure if finding.interval is None else finding.interval[0]
+    beyond = finding.ceiling is not None and least > finding.ceiling * (1 + 1e-9)
+    if finding.kind != "exhibit" and finding.verdict == "PASS" and beyond:
+        return f"PASS, though {least:g} is beyond the ceiling of {finding.ceiling:g}"
+    return None
+
+
+def _check_same_run(
+    audit: Audit, result: FedClustResult, spec: PrivacySpec, n_clients: int
+) -> None:
+    theirs = with_quorum(PrivacySpec.from_dict(audit.privacy), n_clients)
+    pairs: Iterable[tuple[str, Any, Any]] = (
+        ("algorithm", audit.algorithm, result.algorithm),
+        ("parameters", _comparable(audit.parameters), _comparable(result.parameters)),
+        ("privacy spec", theirs.agreement(), spec.agreement()),
+        ("number of clients", audit.n_clients, n_clients),
+        ("number of features", audit.n_features, result.centers.shape[1]),
+    )
+    for name, found, wanted in pairs:
+        if found != wanted:
+            raise ParameterError(
+                f"the audit is of another kind of run: its {name} differs from the result's; "
+                "audit this run, or leave the audit out"
+            )
+
+
+def _comparable(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters without what does not matter: the seed, and what clients are called."""
+    return {
+        name: sorted(value.values()) if isinstance(value, Mapping) else _as_list(value)
+        for name, value in parameters.items()
+        if name != "random_state"
+    }
+
+
+def _as_list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
