@@ -340,7 +340,8 @@ class FedClustResult:
             found = content.pop("format")
             if found != _FORMAT:
                 raise ParameterError(
-                    f"{path} is of format {str(found)[:60]!r}, this version reads {_FORMAT!r}"
+                    f"{path} is not a result that this version can read: its format is "
+                    f"{str(found)[:60]!r}, and this version reads {_FORMAT!r}"
                 )
             return cls.from_dict(content)
         except ParameterError:

@@ -145,9 +145,15 @@ class Audit:
         """Read what `save` wrote."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-            if content.pop("format") != AUDIT_FORMAT:
-                raise ValueError("another format")
+            found = content.pop("format")
+            if found != AUDIT_FORMAT:
+                raise ParameterError(
+                    f"{path} is not an audit that this version can read: its format is "
+                    f"{str(found)[:60]!r}, and this version reads {AUDIT_FORMAT!r}"
+                )
             findings = tuple(Finding.from_dict(finding) for finding in content.pop("findings"))
             return cls(findings=findings, **content)
+        except ParameterError:
+            raise
         except UNREADABLE as error:
             raise ParameterError(f"{path} is not an audit that this version can read") from error
