@@ -14,7 +14,7 @@ from secure_fedclust.errors import ParameterError, PrivacyWarning
 from secure_fedclust.parameters import check_choice
 from secure_fedclust.privacy.accounting import epsilon_of
 from secure_fedclust.privacy.grid import most_records
-from secure_fedclust.privacy.ledger import Ledger
+from secure_fedclust.privacy.ledger import Ledger, Quorum
 from secure_fedclust.privacy.mechanism import SamplerName
 from secure_fedclust.privacy.plan import ALSO_SEEN, fallback
 from secure_fedclust.privacy.release import ExactSums, Releases
@@ -91,8 +91,16 @@ class Run:
 
     def _weakest(self) -> str:
         """What the releases of all runs on the ledger together hold against, where that is less."""
-        found = self.ledger.quorums() if self.ledger is not None else ()
-        if not found:
+        found = self.ledger.quorums() if self.ledger is not None else set()
+        spec = self.session.spec
+        # Where all assume what this run does, its own sentence has said it.
+        own = Quorum(
+            spec.min_survivors or 0,
+            spec.colluders,
+            spec.active_server,
+            spec.protection == "ckks",
+        )
+        if not found or (spec.protection != "none" and found == {own}):
             return ""
         colluders = min(quorum.colluders for quorum in found)
         active = all(quorum.active_server for quorum in found)

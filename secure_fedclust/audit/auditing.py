@@ -28,6 +28,7 @@ TRIALS = 5000
 
 _FEWEST = 100
 _ATTACK_TRIALS = 2000
+_DRAWING = 8
 _STATISTICAL = 7
 """Findings that chance has a part in: the confidence of an audit is that of all together."""
 
@@ -110,7 +111,7 @@ def audit_runs(
         *distinguish(rehearsal, pair, trials, each, jobs, count),
         *_floor_game(rehearsal, trials, each, rng),
         *inspect(rehearsal, pair),
-        *_attacks(rehearsal.spec, min(trials, _ATTACK_TRIALS), each, rng),
+        *_attacks(rehearsal.spec, _fewer(rehearsal.spec, trials), each, rng),
     ]
     return Audit(
         algorithm=subject.algorithm,
@@ -122,6 +123,12 @@ def audit_runs(
         findings=tuple(findings),
         versions=installed_versions(),
     )
+
+
+def _fewer(spec: PrivacySpec, trials: int) -> int:
+    """Trials of attacks that know less than the game's: where many share the noise, fewer."""
+    drawing = 1 if spec.protection == "none" else spec.honest_survivors
+    return max(_FEWEST, min(trials, _ATTACK_TRIALS * _DRAWING // max(_DRAWING, drawing)))
 
 
 def _attacks(

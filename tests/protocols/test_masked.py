@@ -586,7 +586,8 @@ def test_all_runs_together_claim_no_more_than_the_weakest_of_them(tmp_path):
     assert "all of them together" not in before
     active = spec_of(2, epsilon=1.0, active_server=True)
     said = fit(FKM(3), records(2), active, **given).guarantee_
-    assert "only against the server, whatever it does" in said and "up to one client" in said
+    assert "against the server, whatever it does" in said and "up to one client" in said
+    assert "all of them together only" not in said, "its own sentence says it"
     for spec in (trusting, local, active, spec_of(2, epsilon=1.0, colluders=2)):
         said = fit(FKM(3), records(2), spec, **given).guarantee_
         assert f"{together}no client on its side" in said

@@ -224,7 +224,7 @@ def noise_as_charged(squares: float, numbers: int, confidence: float) -> Finding
     return Finding(
         name="noise as charged",
         kind="statistical",
-        threat="nobody's: what was drawn is compared with what the ledger was charged for",
+        threat="looks at the noise itself, beside what the ledger was charged for",
         measure="noise over noise charged",
         figure=float(np.sqrt(squares / numbers)),
         interval=(low, high),

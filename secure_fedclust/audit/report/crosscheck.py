@@ -1,12 +1,11 @@
 """The accountant that made the claim against another one that did not."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 from secure_fedclust.errors import LedgerError
-from secure_fedclust.privacy.accounting import compose, epsilon_of
+from secure_fedclust.privacy.accounting import compose, epsilon_of, pld_epsilon
 
 TOLERANCE = 0.01
 """Of epsilon, by which the other accountant may be lower."""
@@ -52,7 +51,7 @@ def cross_check(mus: Mapping[str, Sequence[float]], delta: float, epsilon: float
     for client, spent in mus.items():
         key = tuple(sorted(spent))
         if key not in known:
-            known[key] = epsilon_of(delta, compose(key)), _pld(key, delta)
+            known[key] = epsilon_of(delta, compose(key)), pld_epsilon(key, delta)
         ours, theirs = known[key]
         compare(client, ours, theirs, epsilon)
         clients[client] = {"exact": ours, "pld": theirs, "releases": len(key)}
@@ -83,14 +82,3 @@ def compare(client: str, ours: float, theirs: float, claimed: float) -> None:
 
 def _not_checked(why: str) -> dict[str, Any]:
     return {"checked": False, "words": f"Not cross-checked: {why}."}
-
-
-def _pld(mus: Sequence[float], delta: float) -> float:
-    from dp_accounting import dp_event
-    from dp_accounting.pld import PLDAccountant
-
-    accountant = PLDAccountant()
-    # Equal releases together, which is what takes the time.
-    for mu, times in Counter(mus).items():
-        accountant.compose(dp_event.GaussianDpEvent(1 / mu), times)
-    return float(accountant.get_epsilon(delta))

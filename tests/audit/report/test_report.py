@@ -235,7 +235,7 @@ def test_two_accountants_agree_about_a_run():
 
 @pytest.mark.parametrize("theirs", [4.1, 3.5])
 def test_a_disagreement_of_the_accountants_is_an_error(theirs, monkeypatch):
-    monkeypatch.setattr(crosscheck, "_pld", lambda mus, delta: theirs)
+    monkeypatch.setattr(crosscheck, "pld_epsilon", lambda mus, delta: theirs)
     with pytest.raises(AccountingError, match="dispute"):
         report(fitted("FKM"))
 
