@@ -159,6 +159,8 @@ def test_the_demo_draws_a_picture_and_prints_all_systems(tmp_path, capsys):
     assert "NO DP CLAIM" in printed
     assert (tmp_path / "demo.png").stat().st_size > 50_000
     assert (tmp_path / "demo.svg").is_file()
+    page = tmp_path / "report" / "report.html"
+    assert str(page) in printed and "Attacked: PASS" in page.read_text()
 
 
 def test_usage_errors_exit_with_two(capsys):
