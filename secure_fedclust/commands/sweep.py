@@ -44,17 +44,21 @@ def _sweep(arguments: argparse.Namespace) -> None:
     from tqdm import tqdm
 
     from secure_fedclust.sweep import SweepConfig, sweep
+    from secure_fedclust.sweep.notes import without_claim
     from secure_fedclust.sweep.workers import WorkerDied
 
     config = SweepConfig.read(arguments.config)
-    bar = tqdm(disable=arguments.quiet or None, unit="run", leave=False)
+    bar = tqdm(disable=True)
 
     def show(done: int, total: int) -> None:
+        nonlocal bar
         if bar.total is None:
+            if not arguments.quiet:
+                print(f"secure-fedclust: {total} runs, {done} of them done", file=sys.stderr)
             # What was there already says nothing about how long the rest will take.
-            bar.total, bar.initial = total, done
-            bar.n = done
-            bar.refresh()
+            quiet = arguments.quiet or None
+            bar = tqdm(total=total, initial=done, disable=quiet, unit="run", leave=False)
+            bar.total = total
         else:
             bar.update(1)
 
@@ -80,10 +84,10 @@ def _sweep(arguments: argparse.Namespace) -> None:
         raise SystemExit(1) from error
     finally:
         bar.close()
-    _report(result, config.sampler, arguments)
+    _report(result, list(without_claim(config)), arguments)
 
 
-def _report(result: "SweepResult", sampler: str, arguments: argparse.Namespace) -> None:
+def _report(result: "SweepResult", notes: list[str], arguments: argparse.Namespace) -> None:
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in result.summary:
         setting = {
@@ -113,8 +117,8 @@ def _report(result: "SweepResult", sampler: str, arguments: argparse.Namespace) 
     print_rows([{key: _dash(row[key]) for key in used} for row in shown], arguments)
     if arguments.quiet:
         return
-    if sampler == "fast":
-        print("NO DP CLAIM: noise is from a fast generator, for experiments.")
+    for note in notes:
+        print(note)
     print(
         f"{len(result.rows)} runs, of which {result.n_run} now; ARI low and high: 95% t-interval."
     )

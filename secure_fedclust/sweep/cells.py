@@ -10,6 +10,18 @@ from secure_fedclust.config import ALGORITHMS, parameter_names
 from secure_fedclust.errors import ParameterError
 from secure_fedclust.sweep.config import CENTRAL, SweepConfig
 
+NOTHING = type(None)
+KINDS: dict[str, tuple[type, ...]] = {
+    "algorithm": (str,),
+    "epsilon": (float, int, NOTHING),
+    "protection": (str,),
+    "calibration": (str, NOTHING),
+    "rounds": (int, str, NOTHING),
+    "clients": (int, NOTHING),
+    "partition": (str, NOTHING),
+    "seed": (int,),
+}
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -83,9 +95,11 @@ class Cell:
     @classmethod
     def from_dict(cls, content: Any) -> Self:
         """Read what `dataclasses.asdict` gave."""
-        names = {field.name for field in fields(cls)}
-        if not isinstance(content, dict) or set(content) != names:
-            raise ParameterError("not a run of a sweep")
+        if not isinstance(content, dict) or set(content) != {field.name for field in fields(cls)}:
+            raise ParameterError("its cell has other keys than a run of a sweep")
+        for name, kinds in KINDS.items():
+            if type(content[name]) not in kinds:
+                raise ParameterError(f"its cell has {name} = {content[name]!r}")
         return cls(**content)
 
 

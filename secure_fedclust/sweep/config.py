@@ -151,6 +151,16 @@ class SweepConfig:
             data=_data(table_of(content, "data")),
         )
 
+    def taken_from_data(self, algorithm: str) -> tuple[str, ...]:
+        """What the private runs of a system are told that only the data or their labels say.
+
+        No run that is told any of it has a claim to differential privacy.
+        """
+        public = [name for name in ("ranges", "public_size") if self.privacy.get(name) == DATA]
+        given = self.parameters[algorithm].items()
+        known = [name for name, value in given if isinstance(value, str) and value == TRUTH]
+        return (*public, *known)
+
     def to_dict(self) -> dict[str, Any]:
         """The sweep in plain values, the same for files that mean the same."""
         grid = self.grid

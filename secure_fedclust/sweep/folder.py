@@ -9,8 +9,9 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,9 +19,10 @@ from secure_fedclust import __version__
 from secure_fedclust.errors import ParameterError
 from secure_fedclust.sweep.cells import Cell, cells_of
 from secure_fedclust.sweep.config import SweepConfig
-from secure_fedclust.sweep.runs import Outcome
+from secure_fedclust.sweep.runs import Outcome, check_outcome
 
-FORMAT = "secure_fedclust sweep 1"
+FORMAT = "secure_fedclust sweep 2"
+LIBRARIES = ("numpy", "scipy", "scikit-learn", "numba", "opendp")
 OTHER_FOLDER = "give another folder, or make it the same again"
 
 
@@ -73,21 +75,33 @@ class SweepFolder:
     def remember(self, config: SweepConfig, digest: str) -> None:
         """Write down what the folder is of."""
         self.require_same(config, digest)
-        content = {**_identity(digest), "config": config.to_dict()}
+        content = {
+            **_identity(digest),
+            "libraries": libraries_of(config),
+            "config": config.to_dict(),
+        }
         write_text(self._remembered, json.dumps(content, indent=1) + "\n")
 
     def finished(self) -> dict[Cell, Outcome]:
         """The runs of all whole lines."""
         found: dict[Cell, Outcome] = {}
+        numbers: dict[Cell, int] = {}
         for number, line in enumerate(self._whole_lines().splitlines(), start=1):
             try:
-                content = json.loads(line)
-                found[Cell.from_dict(content["cell"])] = content["outcome"]
-            except (ValueError, TypeError, LookupError) as error:
+                cell, outcome = _run_of(line)
+            except ParameterError as error:
                 raise ParameterError(
-                    f"{self._lines}, line {number}, is not a run: remove it, and it will be made "
-                    "again"
+                    f"{self._lines}, line {number}, is not a run ({error}): remove it, and it will "
+                    "be made again"
                 ) from error
+            # The same line twice does no harm.
+            if found.setdefault(cell, outcome) != outcome:
+                raise ParameterError(
+                    f"{self._lines}, lines {numbers[cell]} and {number}, are of the same run "
+                    f"({cell}), with different figures: remove the one that is not its own, or "
+                    "both, and it will be made again"
+                )
+            numbers.setdefault(cell, number)
         return found
 
     def append(self, file: IO[bytes], cell: Cell, outcome: Outcome) -> None:
@@ -106,21 +120,39 @@ class SweepFolder:
             raise ParameterError(f"{self._lines} cannot be read: {error.strerror}") from error
         return text[: text.rfind(b"\n") + 1]
 
-    def _compare(self, identity: Mapping[str, str], config: SweepConfig) -> None:
+    def _read_remembered(self) -> dict[str, Any]:
         try:
-            kept = json.loads(self._remembered.read_text(encoding="utf-8"))
+            kept: dict[str, Any] = json.loads(self._remembered.read_text(encoding="utf-8"))
             if not str(kept["format"]).startswith("secure_fedclust sweep "):
                 raise ValueError("another format")
         except (OSError, ValueError, TypeError, LookupError) as error:
             raise ParameterError(
                 f"{self._remembered} is not of a sweep: give another folder"
             ) from error
+        return kept
+
+    def _compare(self, identity: Mapping[str, str], config: SweepConfig) -> None:
+        kept = self._read_remembered()
         for key in ("format", "version"):
             if kept.get(key) != identity[key]:
                 raise ParameterError(
                     f"{self.path} holds a sweep of {key} {kept.get(key)!r}, and this one is of "
                     f"{identity[key]!r}: give another folder"
                 )
+        if not all(isinstance(kept.get(key), dict) for key in ("libraries", "config")):
+            raise ParameterError(f"{self._remembered} is not of a sweep: give another folder")
+        libraries = kept["libraries"]
+        # Only what both use: another baseline or protection may need one more.
+        others = [
+            f"{name} {libraries[name]} (here {version})"
+            for name, version in libraries_of(config).items()
+            if libraries.get(name, version) != version
+        ]
+        if others:
+            raise ParameterError(
+                f"{self.path} holds a sweep that was made with {', '.join(others)}, and one table "
+                "is of one environment: give another folder, or install what it was made with"
+            )
         before = SweepConfig.from_dict(kept["config"])
         differences = list(_differences(before, config))
         if not differences:
@@ -136,6 +168,33 @@ class SweepFolder:
                 f"{self.path} holds another sweep, to which this one would have to add only: "
                 f"{'; '.join(differences)}: {OTHER_FOLDER}"
             )
+
+
+def libraries_of(config: SweepConfig) -> dict[str, str]:
+    """Versions of the libraries that the figures of a sweep come from."""
+    names = [*LIBRARIES]
+    if "ckks" in config.grid.protection:
+        names.append("tenseal")
+    if "diffprivlib" in config.baselines:
+        names.append("diffprivlib")
+    found = {}
+    for name in names:
+        # That one is missing is said where it is needed.
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _run_of(line: bytes) -> tuple[Cell, Outcome]:
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ParameterError("it cannot be read as JSON") from error
+    if not isinstance(content, dict) or set(content) != {"cell", "outcome"}:
+        raise ParameterError("it has not cell and outcome")
+    cell = Cell.from_dict(content["cell"])
+    check_outcome(cell, content["outcome"])
+    return cell, content["outcome"]
 
 
 def _identity(digest: str) -> dict[str, str]:

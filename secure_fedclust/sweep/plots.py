@@ -12,8 +12,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
+from matplotlib.ticker import (
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+    StrMethodFormatter,
+)
 
+from secure_fedclust.arrays import Floats
 from secure_fedclust.sweep.config import CENTRAL, SweepConfig
 from secure_fedclust.sweep.data import LabelledData
 from secure_fedclust.sweep.notes import footnotes
@@ -37,6 +44,7 @@ DASHES: dict[str, Any] = {
     "none": (0, (1, 2.5)),
 }
 MARKERS = {"none": "o", "masking": "s", "ckks": "^"}
+CENTRAL_MARKER = "D"
 FACETS = ("partition", "clients", "calibration", "rounds")
 MANY_LINES = 4
 """With more systems than this a panel has only one protection."""
@@ -60,8 +68,8 @@ class Picture:
 PICTURES = (
     Picture("utility", "ari", "adjusted Rand index", least=-0.5, most=1.0),
     Picture("n_clusters", "n_clusters", "clusters found"),
-    Picture("bytes", "bytes_up", "kB that a client sends", unit=1000, log=True),
-    Picture("seconds", "seconds", "seconds of a run, all parties", log=True),
+    Picture("bytes", "bytes_up", "kB that a client sends (log scale)", unit=1000, log=True),
+    Picture("seconds", "seconds", "seconds of a run, all parties (log scale)", log=True),
 )
 
 
@@ -69,7 +77,7 @@ def draw_all(
     folder: Path, summary: Sequence[Row], config: SweepConfig, data: LabelledData
 ) -> tuple[Path, ...]:
     """Draw every picture as PNG and SVG, and say where they are."""
-    notes = footnotes(config, data.n_features)
+    notes = footnotes(config, data.n_features, summary)
     written = []
     with mpl.rc_context({"svg.hashsalt": "sweep", "font.size": 9}):
         for picture in PICTURES:
@@ -77,7 +85,7 @@ def draw_all(
             for ending in ("png", "svg"):
                 path = folder / f"{picture.name}.{ending}"
                 metadata = {"Date": None} if ending == "svg" else None
-                figure.savefig(path, dpi=150, metadata=metadata)
+                figure.savefig(path, dpi=200, metadata=metadata)
                 written.append(path)
     return tuple(written)
 
@@ -86,7 +94,8 @@ def draw(
     picture: Picture, summary: Sequence[Row], config: SweepConfig, notes: str, true_k: int
 ) -> Figure:
     """One panel for each value of what the grid varies beside system and epsilon."""
-    rows = [row for row in summary if row["figure"] == picture.figure and row["n"]]
+    settings = [row for row in summary if row["figure"] == picture.figure]
+    rows = [row for row in settings if row["n"]]
     panels = list(_panels(rows, config))
     columns = min(len(panels), COLUMNS_AT_MOST)
     lines = -(-len(panels) // columns)
@@ -101,7 +110,7 @@ def draw(
         axis.set_axis_off()
     for axis in axes[:, 0]:
         axis.set_ylabel(picture.label)
-    _set_epsilons(axes, rows)
+    _set_epsilons(axes, settings)
     figure.legend(
         handles=_legend(rows, picture),
         loc="outside right upper",
@@ -155,6 +164,7 @@ def _draw_panel(axis: Axes, picture: Picture, rows: Sequence[Row], true_k: int) 
         axis.yaxis.set_minor_locator(NullLocator())
     if picture.figure == "n_clusters":
         axis.axhline(true_k, color="black", linewidth=0.8)
+        axis.yaxis.set_major_locator(MaxNLocator(integer=True))
     series: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         series.setdefault((row["algorithm"], row["protection"], row["trust"]), []).append(row)
@@ -169,24 +179,38 @@ def _draw_panel(axis: Axes, picture: Picture, rows: Sequence[Row], true_k: int) 
                 )
             continue
         members = sorted(members, key=lambda row: row["epsilon"])
-        x = [row["epsilon"] * dodges[key] for row in members]
+        x = np.array([row["epsilon"] * dodges[key] for row in members])
         middle = np.array([row["mean"] for row in members]) / picture.unit
         low, high = (
-            np.array([row["mean"] if row[end] is None else row[end] for row in members])
-            / picture.unit
+            np.array([np.nan if row[end] is None else row[end] for row in members]) / picture.unit
             for end in ("low", "high")
         )
         # An interval may reach to where no value can be.
         low = np.maximum(low, middle / 10 if picture.log else picture.least)
         high = np.minimum(high, picture.most)
-        marker = "x" if trust == "central" else MARKERS[protection]
-        axis.plot(
-            x, middle, color=color, linestyle=dashes, marker=marker, markersize=4, linewidth=1.4
-        )
-        if len(x) > 1:
-            axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
-        else:
-            axis.vlines(x, low, high, color=color, alpha=0.4, linewidth=4)
+        known = ~np.isnan(low)
+        style: dict[str, Any] = {
+            "color": color,
+            "marker": CENTRAL_MARKER if trust == "central" else MARKERS[protection],
+            "markersize": 4,
+        }
+        axis.plot(x, middle, linestyle=dashes, linewidth=1.4, markevery=known.tolist(), **style)
+        if not known.all():
+            axis.plot(x[~known], middle[~known], linestyle="none", markerfacecolor="white", **style)
+        _draw_intervals(axis, x, low, high, color)
+
+
+def _draw_intervals(axis: Axes, x: Floats, low: Floats, high: Floats, color: str) -> None:
+    """A band where neighbours have an interval, and a bar where one has it alone."""
+    known = ~np.isnan(low)
+    beside = np.zeros_like(known)
+    beside[1:] |= known[:-1]
+    beside[:-1] |= known[1:]
+    banded, alone = known & beside, known & ~beside
+    if banded.any():
+        axis.fill_between(x, low, high, where=banded, color=color, alpha=0.15, linewidth=0)
+    if alone.any():
+        axis.vlines(x[alone], low[alone], high[alone], color=color, alpha=0.4, linewidth=4)
 
 
 def _dodges(rows: Sequence[Row], keys: Sequence[Any]) -> dict[Any, float]:
@@ -233,7 +257,7 @@ def _legend(rows: Sequence[Row], picture: Picture) -> list[Line2D]:
         )
     if "diffprivlib" in systems:
         label = "diffprivlib, central\n(see note on epsilon)"
-        handles.append(_sample(COLORS["diffprivlib"], DASHES["central"], "x", label))
+        handles.append(_sample(COLORS["diffprivlib"], DASHES["central"], CENTRAL_MARKER, label))
     if picture.figure == "n_clusters":
         handles.append(_sample("black", "solid", "", "true number"))
     return handles

@@ -1,6 +1,8 @@
 """One run of a sweep: its model, its privacy, and what is kept of it."""
 
 import math
+import sys
+import textwrap
 import warnings
 from typing import Any
 
@@ -31,6 +33,14 @@ FIGURES = (
     "exchanges",
     "seconds",
 )
+NO_CLAIM = "NO DP CLAIM"
+LIMITS = {"ari": (-1.0, 1.0), "nmi": (0.0, 1.0)}
+"""Of figures that are not just at least 0."""
+
+WHOLE = ("n_clusters", "exchanges")
+OF_MESSAGES = ("bytes_up", "bytes_down", "exchanges")
+"""Figures that a baseline in one place does not have."""
+
 REASON = "run of a sweep on labelled data"
 SUMS_ONLY = ("colluders", "min_survivors", "active_server")
 """What a spec says about sums, and only where these are protected."""
@@ -127,16 +137,57 @@ def trust_of(cell: Cell, config: SweepConfig) -> str:
 def run_cell(cell: Cell, config: SweepConfig, data: LabelledData) -> Outcome:
     """Run, score, and keep figures; an error is an outcome, too."""
     outcome: Outcome = dict.fromkeys(FIGURES)
-    outcome |= {"claim": "NO DP CLAIM", "error": None}
+    outcome |= {"claim": NO_CLAIM, "error": None}
     try:
         with warnings.catch_warnings():
             # What they say is seen in the figures of the table.
             warnings.simplefilter("ignore", PrivacyWarning)
             warnings.simplefilter("ignore", FederationWarning)
-            return outcome | _figures(cell, config, data)
+            found = outcome | _figures(cell, config, data)
+            check_outcome(cell, found)
+            return found
     except Exception as error:
         # One run in a thousand that fails should not take the others with it.
         return outcome | {"error": f"{type(error).__name__}: {error}"}
+
+
+def check_outcome(cell: Cell, outcome: Any) -> None:
+    """Raise where something is not what `run_cell` gives.
+
+    Raises
+    ------
+    ParameterError
+        Which says what is wrong, as a part of a sentence.
+    """
+    names = {*FIGURES, "claim", "error"}
+    if not isinstance(outcome, dict):
+        raise ParameterError(f"its outcome is {_short(outcome)}")
+    if wrong := sorted(names ^ set(outcome)):
+        missing = [name for name in wrong if name in names]
+        word, those = ("lacks", missing) if missing else ("has also", wrong)
+        raise ParameterError(f"its outcome {word} {', '.join(map(repr, those))}")
+    error = outcome["error"]
+    if not isinstance(outcome["claim"], str) or not isinstance(error, str | None):
+        raise ParameterError("claim or error of its outcome is no text")
+    for name in FIGURES:
+        absent = error is not None or (cell.algorithm in CENTRAL and name in OF_MESSAGES)
+        if not _is_figure(name, outcome[name], absent):
+            raise ParameterError(f"its outcome has {name} = {_short(outcome[name])}")
+
+
+def _short(value: Any) -> str:
+    return textwrap.shorten(repr(value), 60)
+
+
+def _is_figure(name: str, value: Any, absent: bool) -> bool:
+    if absent:
+        return value is None
+    kinds = int if name in WHOLE else int | float
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        return False
+    low, high = LIMITS.get(name, (0.0, sys.float_info.max))
+    # Scores may be a rounding error above 1. No comparison with NaN holds.
+    return low - 1e-9 <= value <= high + 1e-9
 
 
 def _figures(cell: Cell, config: SweepConfig, data: LabelledData) -> Outcome:
@@ -150,14 +201,16 @@ def _figures(cell: Cell, config: SweepConfig, data: LabelledData) -> Outcome:
     model.fit([X / scale for X in federation.clients])
     result = model.result_
     truth, labels = np.concatenate(federation.truth), np.concatenate(model.labels_)
-    claims = not result.guarantee.startswith("NO DP CLAIM")
+    claims = not result.guarantee.startswith(NO_CLAIM)
+    # The system cannot know that what it was told as public is not.
+    claims = claims and not config.taken_from_data(cell.algorithm)
     return {
         **_scores(truth, labels),
         **_traffic(result, len(federation.clients)),
         "n_clusters": result.n_clusters,
         "exchanges": len(result.history),
         "seconds": result.seconds,
-        "claim": result.guarantee.split("-differential")[0] if claims else "NO DP CLAIM",
+        "claim": result.guarantee.split("-differential")[0] if claims else NO_CLAIM,
     }
 
 

@@ -1,6 +1,5 @@
 """A sweep from beginning to end: check, run what is missing, make tables and pictures."""
 
-import os
 import warnings
 from collections.abc import Callable
 from contextlib import closing
@@ -68,7 +67,7 @@ def sweep(
     config: SweepConfig,
     out: str | Path,
     *,
-    jobs: int | None = None,
+    jobs: int = 1,
     data_dir: str | Path | None = None,
     on_progress: Progress | None = None,
 ) -> SweepResult:
@@ -82,9 +81,9 @@ def sweep(
     config : SweepConfig
     out : path
         A folder; that of the same sweep, or of a part of it, to go on with.
-    jobs : int, optional
-        Processes side by side; as many as there are processors, if not given. 1 runs in this
-        process. Others are spawned: a script that calls this needs ``if __name__ == "__main__"``.
+    jobs : int, default=1
+        Processes side by side. 1 runs in this process. With more they are spawned, and a script
+        that calls this needs ``if __name__ == "__main__":``.
     data_dir : path, optional
         Where benchmark sets are, as for `load_benchmark`.
     on_progress : function, optional
@@ -93,12 +92,12 @@ def sweep(
     Raises
     ------
     ParameterError
-        If a run of the sweep cannot be made, or the folder holds another sweep.
+        If a run of the sweep cannot be made, the folder holds another sweep or one of other
+        versions of libraries, or its finished runs are not what they should be.
     """
     # Workers import this file, and need no pictures.
     from secure_fedclust.sweep.plots import draw_all
 
-    jobs = (os.cpu_count() or 1) if jobs is None else jobs
     check_counts(jobs=jobs)
     data = LabelledData(config, data_dir)
     cells = cells_of(config)
@@ -116,7 +115,7 @@ def sweep(
         if jobs == 1:
             runs = run_here(missing, config, data)
         else:
-            runs = run_side_by_side(missing, config, data_dir, jobs)
+            runs = run_side_by_side(missing, config, data_dir, digest, jobs)
         with closing(runs):
             for i, (cell, outcome) in enumerate(runs, start=1):
                 folder.append(file, cell, outcome)

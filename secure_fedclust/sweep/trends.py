@@ -1,11 +1,12 @@
 """More epsilon should not mean less utility: where it does, somebody should look."""
 
+import math
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtr
 
 from secure_fedclust.sweep.table import SETTING, Row
 
@@ -35,7 +36,7 @@ def falling(rows: Sequence[Row]) -> list[str]:
 def _comparisons(rows: Sequence[Row]) -> list[_Comparison]:
     groups: dict[tuple[Any, ...], dict[float, dict[int, float]]] = {}
     for row in rows:
-        if row["epsilon"] != "none" and row["ari"] is not None:
+        if row["epsilon"] != "none" and row["ari"] is not None and math.isfinite(row["ari"]):
             by_epsilon = groups.setdefault(tuple(row[name] for name in FIXED), {})
             by_epsilon.setdefault(row["epsilon"], {})[row["seed"]] = row["ari"]
     found = []
@@ -66,14 +67,16 @@ def _p_of_a_fall(before: Any, after: Any) -> float:
     # Differences that are all the same leave the test without a spread to compare with.
     if spread <= 1e-12:
         return 1.0 if difference.mean() >= 0 else 0.0
-    return float(stats.ttest_1samp(difference, 0.0, alternative="less").pvalue)
+    n = len(difference)
+    return float(stdtr(n - 1, difference.mean() / (spread / math.sqrt(n))))
 
 
 def _significant(comparisons: list[_Comparison]) -> list[_Comparison]:
     found = []
     ordered = sorted(comparisons, key=lambda comparison: comparison.p)
     for i, comparison in enumerate(ordered):
-        if comparison.p > ALPHA / (len(ordered) - i):
+        # Said so that NaN is never significant.
+        if not comparison.p <= ALPHA / (len(ordered) - i):
             break
         found.append(comparison)
     return sorted(found, key=lambda c: (tuple(map(str, c.setting.values())), c.low, c.high))

@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from secure_fedclust.errors import SecureFedClustError
+from secure_fedclust.errors import DataError, ParameterError, SecureFedClustError
 from secure_fedclust.sweep.cells import Cell
 from secure_fedclust.sweep.config import SweepConfig
 from secure_fedclust.sweep.data import LabelledData
@@ -42,10 +42,11 @@ def run_here(cells: Sequence[Cell], config: SweepConfig, data: LabelledData) -> 
 
 
 def run_side_by_side(
-    cells: Sequence[Cell], config: SweepConfig, data_dir: str | Path | None, jobs: int
+    cells: Sequence[Cell], config: SweepConfig, data_dir: str | Path | None, digest: str, jobs: int
 ) -> Runs:
     """Runs as they are finished, in whatever order.
 
+    Each process loads the data by itself, and makes no run of others than those of the digest.
     Processes are spawned and not forked, because libraries with threads of their own do not
     survive a fork; each uses one thread.
     """
@@ -56,7 +57,7 @@ def run_side_by_side(
         with _one_thread_each():
             for _ in range(min(jobs, len(cells))):
                 ours, theirs = context.Pipe()
-                arguments = (theirs, config.to_dict(), data_dir)
+                arguments = (theirs, config.to_dict(), data_dir, digest)
                 process = context.Process(target=_work, args=arguments, daemon=True)
                 process.start()
                 theirs.close()
@@ -91,19 +92,34 @@ def _receive(worker: _Worker) -> tuple[Cell, Outcome]:
         worker.process.join()
         raise WorkerDied(
             f"a process ended (exit code {worker.process.exitcode}) in the run {worker.cell}: if "
-            "memory is short give fewer jobs; finished runs are kept, and the same command goes on"
+            "memory is short give fewer jobs; a script that gives more than one needs "
+            '`if __name__ == "__main__":`; finished runs are kept, and the same command goes on'
         ) from error
+    if isinstance(outcome, str):
+        raise ParameterError(outcome)
     return cell, outcome
 
 
-def _work(pipe: "Connection[Any, Any]", content: dict[str, Any], data_dir: Path | None) -> None:
-    """What a worker does: it loads the data once, and runs what it is told."""
+def _work(
+    pipe: "Connection[Any, Any]", content: dict[str, Any], data_dir: Path | None, digest: str
+) -> None:
+    """What a worker does: it loads the data once, and runs what it is told.
+
+    In place of an outcome it answers with a text if the data are not those that were checked.
+    """
     # Ctrl-C reaches all processes of a terminal; the first one decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     config = SweepConfig.from_dict(content)
-    data = LabelledData(config, data_dir)
     with suppress(EOFError, ConnectionError):  # nobody is there any more
+        try:
+            data = LabelledData(config, data_dir)
+            if data.digest() != digest:
+                raise DataError("they have other records or labels than before")
+        except SecureFedClustError as error:
+            said = f"the data were changed while the sweep was running: {error}: put them back"
+            pipe.send((pipe.recv(), said))
+            return
         while True:
             cell = pipe.recv()
             pipe.send((cell, run_cell(cell, config, data)))

@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -47,6 +48,29 @@ def test_a_sweep_prints_its_summary_and_where_the_rest_is(path, capsys):
     assert str(path.parent / "out") in rows[5]
     assert run(path) == 0
     assert "6 runs, of which 0 now" in capsys.readouterr().out
+
+
+def test_every_reason_why_there_is_no_claim_is_printed(path, capsys):
+    text = TOML.replace("[[-14, 14], [-14, 14]]", '"data"').replace(
+        "= 3\n[priv", '= "truth"\n[priv'
+    )
+    path.write_text('sampler = "secure"\n' + text.replace("epsilon = [1, 8]", "epsilon = 8"))
+    assert run(path) == 0
+    reasons = [line for line in capsys.readouterr().out.splitlines() if "NO DP CLAIM" in line]
+    assert [line.split(": ", 1)[0] for line in reasons] == ["NO DP CLAIM", "NO DP CLAIM for KFed"]
+
+
+def test_the_command_uses_all_processors(path, monkeypatch):
+    given = []
+
+    def spy(*arguments, jobs, **options):
+        given.append(jobs)
+        raise WorkerDied("enough")
+
+    monkeypatch.setattr("secure_fedclust.sweep.sweep", spy)
+    with pytest.raises(SystemExit):
+        main(["sweep", str(path), "--out", str(path.parent / "out")])
+    assert given == [os.cpu_count()]
 
 
 def test_json_is_all_that_is_printed(path, capsys):

@@ -4,11 +4,12 @@ from matplotlib.colors import to_hex
 from secure_fedclust.sweep import SweepConfig
 from secure_fedclust.sweep.cells import cells_of
 from secure_fedclust.sweep.plots import COLORS, PICTURES, draw
+from secure_fedclust.sweep.runs import FIGURES
 from secure_fedclust.sweep.table import summarise, tidy
 
 
-def figure_of(content, name="utility"):
-    """A picture of a fabricated table."""
+def figure_of(content, name="utility", failed=()):
+    """A picture of a fabricated table, in which runs of these (epsilon, seed) have failed."""
     config = SweepConfig.from_dict(content)
     cells = cells_of(config)
     outcomes = {
@@ -25,6 +26,9 @@ def figure_of(content, name="utility"):
         }
         for cell in cells
     }
+    for cell, outcome in outcomes.items():
+        if (cell.epsilon, cell.seed) in failed:
+            outcome |= dict.fromkeys(FIGURES) | {"error": "E: nothing"}
     [picture] = [picture for picture in PICTURES if picture.name == name]
     summary = summarise(tidy(outcomes, cells, config, 3))
     return draw(picture, summary, config, "a note\nanother", 3)
@@ -49,6 +53,40 @@ def test_lines_have_the_colour_of_their_system_and_a_band(content):
     assert [label.get_text() for label in axis.get_xticklabels()] == ["1", "8"]
     assert legend(figure) == ["KFed", "local trust"]
     assert figure.get_supxlabel() == "a note\nanother"
+
+
+def test_a_single_run_has_a_hollow_marker_and_no_band(content):
+    content["grid"]["epsilon"] = [1, 2, 4, 8]
+    [axis] = shown(figure_of(content, failed=[(4.0, 1)]))
+    line, hollow = axis.lines
+    assert line.get_markevery() == [True, True, False, True]
+    assert list(hollow.get_xdata()) == [4.0] and hollow.get_markerfacecolor() == "white"
+    assert list(hollow.get_ydata()) == [0.8]
+    band, bar = axis.collections
+    [path] = band.get_paths()
+    assert path.vertices[:, 0].max() == 2, "from 1 to 2, and not over 4"
+    [segment] = bar.get_segments()
+    assert segment[0][0] == 8 and segment[0][1] < segment[1][1], "alone, with its interval"
+
+
+def test_one_seed_has_no_band_at_all(content):
+    content["seeds"] = 1
+    [axis] = shown(figure_of(content))
+    assert len(axis.collections) == 0
+    line, hollow = axis.lines
+    assert line.get_markevery() == [False, False] and list(hollow.get_xdata()) == [1, 8]
+
+
+def test_a_setting_of_which_all_runs_failed_leaves_a_gap(content, tmp_path):
+    figure = figure_of(content, failed=[(8.0, 0), (8.0, 1)])
+    [axis] = shown(figure)
+    assert list(axis.lines[0].get_xdata()) == [1.0]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["1", "8"]
+    everything = [(epsilon, seed) for epsilon in (1.0, 8.0) for seed in (0, 1)]
+    figure = figure_of(content, failed=everything)
+    [axis] = shown(figure)
+    assert axis.get_xlabel() == "epsilon (log scale)"
+    figure.savefig(tmp_path / "x.png")
 
 
 def test_baselines_are_in_every_panel_and_in_the_legend(content):

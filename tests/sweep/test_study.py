@@ -7,6 +7,7 @@ import pytest
 from secure_fedclust import KFed, ParameterError, PrivacyWarning, ProtocolError
 from secure_fedclust.sweep import SweepConfig, sweep
 from secure_fedclust.sweep.folder import SweepFolder
+from secure_fedclust.sweep.runs import FIGURES
 from secure_fedclust.sweep.table import COLUMNS, SUMMARY_COLUMNS
 
 from .conftest import CONTENT
@@ -156,7 +157,111 @@ def test_a_torn_last_line_is_made_again(content, finished):
 def test_a_line_in_the_middle_that_is_no_run_is_named(content, finished):
     kept = lines(finished)
     (finished / "cells.jsonl").write_bytes(b"\n".join([kept[0], b"{}", *kept[2:]]) + b"\n")
-    with pytest.raises(ParameterError, match="line 2, is not a run: remove it"):
+    with pytest.raises(ParameterError, match=r"line 2, is not a run .*: remove it"):
+        run(content, finished)
+
+
+def rewrite(folder, *contents):
+    text = "".join(json.dumps(content) + "\n" for content in contents)
+    (folder / "cells.jsonl").write_text(text)
+
+
+def parsed(folder):
+    return [json.loads(line) for line in lines(folder)]
+
+
+FAILED = dict.fromkeys(FIGURES) | {"claim": "NO DP CLAIM", "error": "E: nothing"}
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda outcome: {}, "its outcome lacks 'ari', 'bytes_down'"),
+        (lambda outcome: None, "its outcome is None"),
+        (lambda outcome: "good", "its outcome is 'good'"),
+        (lambda outcome: [1], "its outcome is"),
+        (lambda outcome: {k: v for k, v in outcome.items() if k != "nmi"}, "lacks 'nmi'"),
+        (lambda outcome: outcome | {"more": 1}, "has also 'more'"),
+        (lambda outcome: outcome | {"ari": float("nan")}, "ari = nan"),
+        (lambda outcome: outcome | {"seconds": float("inf")}, "seconds = inf"),
+        (lambda outcome: outcome | {"bytes_up": 10**400}, "bytes_up = "),
+        (lambda outcome: outcome | {"ari": "high"}, "ari = 'high'"),
+        (lambda outcome: outcome | {"ari": True}, "ari = True"),
+        (lambda outcome: outcome | {"ari": 1.5}, r"ari = 1\.5"),
+        (lambda outcome: outcome | {"n_clusters": 2.5}, r"n_clusters = 2\.5"),
+        (lambda outcome: outcome | {"seconds": -1.0}, r"seconds = -1\.0"),
+        (lambda outcome: outcome | {"bytes_up": None}, "bytes_up = None"),
+        (lambda outcome: outcome | {"claim": None}, "no text"),
+        (lambda outcome: outcome | {"error": 3}, "no text"),
+        (lambda outcome: FAILED | {"ari": 0.5}, r"ari = 0\.5"),
+    ],
+)
+def test_a_line_whose_outcome_is_not_that_of_a_run_is_named(content, finished, change, said):
+    kept = parsed(finished)
+    kept[2]["outcome"] = change(kept[2]["outcome"])
+    rewrite(finished, *kept)
+    before = (finished / "cells.jsonl").read_bytes()
+    with pytest.raises(ParameterError, match=rf"line 3, is not a run \(.*{said}.*: remove it"):
+        run(content, finished)
+    assert (finished / "cells.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("change", [{"epsilon": [1]}, {"seed": True}, {"epsilon": "1"}])
+def test_a_line_whose_cell_is_no_cell_is_named(content, finished, change):
+    kept = parsed(finished)
+    kept[0]["cell"] |= change
+    rewrite(finished, *kept)
+    with pytest.raises(ParameterError, match=r"line 1, is not a run \(its cell has"):
+        run(content, finished)
+
+
+def test_two_lines_of_one_run_that_differ_are_named(content, finished):
+    kept = parsed(finished)
+    rewrite(finished, *kept, kept[1])
+    assert run(content, finished).n_run == 0, "the same line twice does no harm"
+    other = {"cell": kept[1]["cell"], "outcome": kept[1]["outcome"] | {"ari": -0.5}}
+    rewrite(finished, *kept, other)
+    with pytest.raises(ParameterError, match=r"lines 2 and 5, are of the same run \(KFed, eps"):
+        run(content, finished)
+
+
+def test_a_run_whose_score_is_not_a_number_has_failed(content, tmp_path, monkeypatch):
+    monkeypatch.setattr("secure_fedclust.sweep.runs.adjusted_rand", lambda *given: float("nan"))
+    with pytest.warns(PrivacyWarning, match="4 of 4 runs failed.*ari = nan"):
+        result = run(content, tmp_path)
+    assert [row["ari"] for row in result.rows] == [None] * 4
+    with pytest.warns(PrivacyWarning, match="4 of 4 runs failed"):
+        assert run(content, tmp_path).n_run == 0, "what was kept can be read again"
+
+
+@pytest.mark.parametrize("name", ["numpy", "scipy", "scikit-learn", "opendp"])
+def test_other_versions_of_libraries_are_refused(content, finished, name):
+    kept = json.loads((finished / "sweep.json").read_text())
+    here = kept["libraries"][name]
+    kept["libraries"][name] = "0.1"
+    (finished / "sweep.json").write_text(json.dumps(kept))
+    with pytest.raises(ParameterError) as raised:
+        run(content, finished)
+    assert f"made with {name} 0.1 (here {here}), and one table is of one" in str(raised.value)
+
+
+def test_a_library_counts_where_it_is_used(content, finished):
+    pytest.importorskip("diffprivlib")
+
+    def libraries():
+        return json.loads((finished / "sweep.json").read_text())["libraries"]
+
+    assert "diffprivlib" not in libraries() and "tenseal" not in libraries()
+    content["baselines"] = ["diffprivlib"]
+    assert run(content, finished).n_run == 4
+    assert "diffprivlib" in libraries()
+
+
+@pytest.mark.parametrize("key", ["libraries", "config"])
+def test_a_folder_that_does_not_say_what_it_is_of_is_refused(content, finished, key):
+    kept = json.loads((finished / "sweep.json").read_text())
+    (finished / "sweep.json").write_text(json.dumps(kept | {key: None}))
+    with pytest.raises(ParameterError, match="is not of a sweep: give another folder"):
         run(content, finished)
 
 
@@ -204,6 +309,29 @@ def test_the_secure_sampler_makes_a_claim(content, tmp_path):
     content["grid"]["epsilon"] = 2
     [row] = run(content, tmp_path).rows
     assert row["claim"] == "(epsilon=2, delta=0.0001)"
+
+
+@pytest.mark.parametrize(
+    "table, key, value",
+    [
+        ("privacy", "ranges", "data"),
+        ("privacy", "public_size", "data"),
+        ("parameters", "n_clusters", "truth"),
+        ("parameters", "n_local_clusters", "truth"),
+    ],
+)
+def test_a_run_that_was_told_something_of_the_data_claims_nothing(
+    content, tmp_path, table, key, value
+):
+    content |= {"sampler": "secure", "seeds": 1}
+    content["grid"] |= {"algorithm": ["KFed", "GOLD"], "epsilon": 2}
+    content["parameters"]["GOLD"] = {"n_clusters": 3}
+    (content["privacy"] if table == "privacy" else content["parameters"]["KFed"])[key] = value
+    claims = {row["algorithm"]: row["claim"] for row in run(content, tmp_path).rows}
+    assert claims["KFed"] == "NO DP CLAIM"
+    # Privacy is shared by all systems, parameters are not.
+    told = "NO DP CLAIM" if table == "privacy" else "(epsilon=2, delta=0.0001)"
+    assert claims["GOLD"] == told
 
 
 def test_trust_says_who_sees_what(content, tmp_path):

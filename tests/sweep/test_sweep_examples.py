@@ -46,5 +46,5 @@ def test_the_benchmark_meets_its_bars_with_one_seed(data_dir, monkeypatch, capsy
 @pytest.mark.filterwarnings("ignore::secure_fedclust.errors.PrivacyWarning")
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_example_runs_as_it_stands(path, tmp_path, pictures):
-    result = sweep(SweepConfig.read(path), tmp_path)
+    result = sweep(SweepConfig.read(path), tmp_path, jobs=2)
     assert result.n_failed == 0 and all((tmp_path / name).exists() for name in pictures)

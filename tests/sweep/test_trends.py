@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
+from scipy import stats
 
 from secure_fedclust import PrivacyWarning
 from secure_fedclust.sweep import SweepConfig, sweep, workers
 from secure_fedclust.sweep.table import COLUMNS
-from secure_fedclust.sweep.trends import falling
+from secure_fedclust.sweep.trends import _p_of_a_fall, falling
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
 
@@ -66,6 +67,21 @@ def test_what_cannot_be_compared_is_left_out(change):
     if "seed" in change:
         rows = rows[::10]
     assert falling(rows) == []
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_never_significant(bad):
+    rows = rows_of([0.9] * 4, sd=0)
+    rows[0]["ari"] = rows[-1]["ari"] = bad
+    assert falling(rows) == []
+    assert len(falling([*rows, *rows_of([0.9, 0.9, 0.9, 0.8], sd=0, clients=5)])) == 3
+
+
+def test_the_test_is_that_of_scipy():
+    rng = np.random.default_rng(0)
+    before, after = rng.normal(size=(2, 12))
+    p = stats.ttest_rel(after, before, alternative="less").pvalue
+    assert _p_of_a_fall(before, after) == pytest.approx(p, rel=1e-12)
 
 
 def test_a_sweep_warns_and_keeps_the_line(content, tmp_path, monkeypatch):

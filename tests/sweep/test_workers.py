@@ -5,10 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from multiprocessing import Pipe
+from multiprocessing import Pipe, get_context
 
+import numpy as np
 import pytest
 
+from secure_fedclust import ParameterError
+from secure_fedclust.cli import main
 from secure_fedclust.sweep import SweepConfig, sweep, workers
 from secure_fedclust.sweep.cells import cells_of
 
@@ -33,10 +36,13 @@ r_min = 6
 N_RUNS = 12
 
 
+def arguments(folder, jobs):
+    return ["sweep", f"{folder}/sweep.toml", "--out", f"{folder}/out", "--jobs", str(jobs)]
+
+
 def command(folder):
     program = "import sys; from secure_fedclust.cli import main; sys.exit(main())"
-    arguments = ["sweep", str(folder / "sweep.toml"), "--out", str(folder / "out"), "--jobs", "2"]
-    return [sys.executable, "-c", program, *arguments]
+    return [sys.executable, "-c", program, *arguments(folder, 2)]
 
 
 def start(folder):
@@ -48,7 +54,7 @@ def start(folder):
 
 def wait_for_runs(folder, number, process):
     lines = folder / "out" / "cells.jsonl"
-    for _ in range(600):
+    for _ in range(3000):
         if lines.exists() and lines.read_bytes().count(b"\n") >= number:
             return
         assert process.poll() is None, process.stderr.read()
@@ -75,7 +81,7 @@ def table(folder):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="looks processes up in /proc")
-def test_a_sweep_that_is_killed_leaves_no_process_and_goes_on_where_it_was(tmp_path):
+def test_a_sweep_that_is_killed_leaves_no_process_and_goes_on_where_it_was(tmp_path, capsys):
     process = start(tmp_path)
     wait_for_runs(tmp_path, 3, process)
     started = children(process.pid)
@@ -92,9 +98,8 @@ def test_a_sweep_that_is_killed_leaves_no_process_and_goes_on_where_it_was(tmp_p
     kept = kept[: kept.rfind(b"\n") + 1]
     n_kept = kept.count(b"\n")
     assert 3 <= n_kept < N_RUNS
-    done = subprocess.run(command(tmp_path), capture_output=True, text=True)  # noqa: S603
-    assert done.returncode == 0, done.stderr
-    assert f"{N_RUNS} runs, of which {N_RUNS - n_kept} now" in done.stdout
+    assert main(arguments(tmp_path, 1)) == 0
+    assert f"{N_RUNS} runs, of which {N_RUNS - n_kept} now" in capsys.readouterr().out
     assert lines.read_bytes().startswith(kept)
     cells = [json.dumps(json.loads(line)["cell"]) for line in lines.read_text().splitlines()]
     assert len(cells) == len(set(cells)) == N_RUNS == len(table(tmp_path))
@@ -120,6 +125,32 @@ def test_processes_side_by_side_find_what_one_alone_finds(content, tmp_path):
     assert dict(os.environ) == before, "that workers have one thread is no business of others"
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_data_that_change_while_a_sweep_runs_stop_it(content, tmp_path, monkeypatch):
+    # A process that only loads data may be forked, which takes no time.
+    monkeypatch.setattr(workers, "get_context", lambda kind: get_context("fork"))
+    content |= {"seeds": 1, "data": {"benchmark": "set"}}
+    content["grid"]["epsilon"] = 8
+    rng = np.random.default_rng(0)
+    X, y = rng.uniform(-10, 10, (400, 2)), np.arange(400) % 3
+    np.savez(tmp_path / "set.npz", X=X, y=y)
+
+    def change(*progress):
+        np.savez(tmp_path / "set.npz", X=X, y=(y + 1) % 3)
+
+    config = SweepConfig.from_dict(content)
+    out = tmp_path / "out"
+    with pytest.raises(ParameterError, match=r"data were changed while the sweep .*other records"):
+        sweep(config, out, jobs=2, data_dir=tmp_path, on_progress=change)
+    assert (out / "cells.jsonl").read_bytes() == b""
+
+
+def test_a_function_call_stays_in_its_process_unless_told_otherwise(content, tmp_path, monkeypatch):
+    monkeypatch.setattr("secure_fedclust.sweep.study.run_side_by_side", None)
+    content |= {"seeds": 1}
+    assert sweep(SweepConfig.from_dict(content), tmp_path).n_run == 2
+
+
 class Dead:
     """A worker's process that has ended."""
 
@@ -133,5 +164,6 @@ def test_a_process_that_dies_is_named_with_its_run(content):
     [cell, *_] = cells_of(SweepConfig.from_dict(content))
     ours, theirs = Pipe()
     theirs.close()
-    with pytest.raises(workers.WorkerDied, match=r"exit code -9\) in the run KFed, epsilon 1,"):
+    with pytest.raises(workers.WorkerDied, match=r"exit code -9\) in the run KFed, ep") as raised:
         workers._receive(workers._Worker(Dead(), ours, cell))
+    assert 'needs `if __name__ == "__main__":`' in str(raised.value)
