@@ -43,6 +43,7 @@ from secure_fedclust.result import FedClustResult, NonPrivate
 from secure_fedclust.run import Progress, Run, check_available, generator, open_run, require_spec
 
 if TYPE_CHECKING:
+    from secure_fedclust.audit.auditing import Subject
     from secure_fedclust.audit.findings import Audit
 
 MODEL_FORMAT = "secure_fedclust model 1"
@@ -240,7 +241,22 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         on_progress : function, optional
             Called with the number of trials done and of all.
         """
-        from secure_fedclust.audit.auditing import Subject, audit_runs
+        from secure_fedclust.audit.auditing import audit_runs
+
+        return audit_runs(
+            self._subject(n_clients, n_features),
+            trials=trials,
+            confidence=confidence,
+            jobs=jobs,
+            on_progress=on_progress,
+        )
+
+    def audited(self, n_clients: int, n_features: int) -> "Audit":
+        """What an audit would be of, before anything is played: it has no findings."""
+        return self._subject(n_clients, n_features).unplayed()
+
+    def _subject(self, n_clients: int | None, n_features: int | None) -> "Subject":
+        from secure_fedclust.audit.auditing import Subject
 
         self._check_parameters()
         spec = require_spec(self.privacy)
@@ -265,7 +281,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         if n_features is None:
             raise ParameterError("how many features are there? Fit the model, or give n_features")
         check_counts(n_features=n_features)
-        subject = Subject(
+        return Subject(
             algorithm=type(self).__name__,
             parameters=_plain_parameters(self),
             client_class=self._client_for(spec),
@@ -273,9 +289,6 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             spec=spec,
             clients=clients,
             n_features=n_features,
-        )
-        return audit_runs(
-            subject, trials=trials, confidence=confidence, jobs=jobs, on_progress=on_progress
         )
 
     def save(self, path: str | Path) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from secure_fedclust.engines import Engine, Fault, InProcessEngine
 from secure_fedclust.errors import ParameterError, PrivacyWarning
 from secure_fedclust.parameters import check_choice
-from secure_fedclust.privacy.accounting import epsilon_of
+from secure_fedclust.privacy.accounting import Limit, epsilon_of
 from secure_fedclust.privacy.grid import most_records
 from secure_fedclust.privacy.ledger import Ledger, Quorum
 from secure_fedclust.privacy.mechanism import SamplerName
@@ -25,6 +25,12 @@ from secure_fedclust.protocols.sums import check_names, ends_for, server_end, wi
 from secure_fedclust.records import Clients, check_clients
 
 Progress = Callable[[int, int], None]
+
+NO_LEDGER = "; for this run alone, as no ledger was given"
+OWN_LEDGERS = "; for this run, provided that every client enforces the same spec"
+EXPERIMENTS = "; for this run alone: others on the ledger have no guarantee"
+ALL_RUNS = "; for this run, and for all runs so far on the ledger together"
+"""How guarantees end: by where the run was charged, and what else was charged there."""
 
 MAX_NAME = 256
 """Characters of a client's name, which a ledger keeps."""
@@ -75,37 +81,12 @@ class Run:
         if self.costs().get("local"):
             sentence += ALSO_SEEN
         if self.ledger is None:
-            return f"{sentence}; for this run, provided that every client enforces the same spec"
+            return sentence + OWN_LEDGERS
         if self.own_ledger:
-            return f"{sentence}; for this run alone, as no ledger was given"
+            return sentence + NO_LEDGER
         if self.ledger.has_experiments:
-            return f"{sentence}; for this run alone: others on the ledger have no guarantee"
-        limit, persons = self.ledger.limit, spec.records_per_person
-        epsilon = limit.epsilon if persons is None else limit.group_epsilon(persons)
-        return (
-            f"{sentence}; for this run, and for all runs so far on the ledger together "
-            f"(epsilon={epsilon:.4g}, delta={limit.delta:g})"
-            + ("" if persons is None else f", if none uses more than {persons} records of a person")
-            + self._weakest()
-        )
-
-    def _weakest(self) -> str:
-        """What the releases of all runs on the ledger together hold against, where that is less."""
-        found = self.ledger.quorums() if self.ledger is not None else set()
-        spec = self.session.spec
-        # Where all assume what this run does, its own sentence has said it.
-        own = Quorum(
-            spec.min_survivors or 0,
-            spec.colluders,
-            spec.active_server,
-            spec.protection == "ckks",
-        )
-        if not found or (spec.protection != "none" and found == {own}):
-            return ""
-        colluders = min(quorum.colluders for quorum in found)
-        active = all(quorum.active_server for quorum in found)
-        key_holder = any(quorum.key_holder for quorum in found)
-        return f"; all of them together only against {adversary(colluders, active, key_holder)}"
+            return sentence + EXPERIMENTS
+        return sentence + on_the_ledger(spec, self.ledger.limit, self.ledger.quorums())
 
     def spent(self) -> dict[str, float]:
         """Epsilon that the run has cost each client, at the spec's delta: information, no claim.
@@ -145,6 +126,39 @@ class Run:
         sums = max(session.sum_shares.values())
         local = max(session.shares[c] - session.sum_shares[c] for c in session.clients)
         return fallback(session.spec, session.limit, max(local, 0.0), sums)
+
+
+def on_the_ledger(spec: PrivacySpec, limit: Limit, quorums: Set[Quorum]) -> str:
+    """How the guarantee of a run ends that was charged to a ledger which others use, too.
+
+    Parameters
+    ----------
+    spec : PrivacySpec
+        Of the run.
+    limit : Limit
+        The ledger's.
+    quorums : set of Quorum
+        What the releases on the ledger assume that are in sums.
+    """
+    persons = spec.records_per_person
+    epsilon = limit.epsilon if persons is None else limit.group_epsilon(persons)
+    ending = f"{ALL_RUNS} (epsilon={epsilon:.4g}, delta={limit.delta:g})"
+    if persons is not None:
+        ending += f", if none uses more than {persons} records of a person"
+    # Where all assume what this run does, its own sentence has said it.
+    if not quorums or (spec.protection != "none" and quorums == {quorum_of(spec)}):
+        return ending
+    colluders = min(quorum.colluders for quorum in quorums)
+    active = all(quorum.active_server for quorum in quorums)
+    key_holder = any(quorum.key_holder for quorum in quorums)
+    return f"{ending}; all of them together only against {adversary(colluders, active, key_holder)}"
+
+
+def quorum_of(spec: PrivacySpec) -> Quorum:
+    """What the releases in sums of a run assume."""
+    return Quorum(
+        spec.min_survivors or 0, spec.colluders, spec.active_server, spec.protection == "ckks"
+    )
 
 
 def open_run(

@@ -7,10 +7,18 @@ from typing import Any
 import numpy as np
 
 from secure_fedclust.audit.attacks.canaries import one_run
+from secure_fedclust.audit.attacks.ceilings import claimed_mu, least_honest
 from secure_fedclust.audit.attacks.differencing import differencing, singletons
 from secure_fedclust.audit.attacks.exhibits import afcl
-from secure_fedclust.audit.attacks.game import distinguish, judge, release_once, threat
+from secure_fedclust.audit.attacks.game import (
+    distinguish,
+    judge,
+    ordinary_noise,
+    release_once,
+    threat,
+)
 from secure_fedclust.audit.attacks.membership import membership
+from secure_fedclust.audit.attacks.noise import judge_noise
 from secure_fedclust.audit.attacks.pairs import floor_pair, worst_pair
 from secure_fedclust.audit.attacks.rehearsal import Outlets, Rehearsal, Serve, made_up, rehearse
 from secure_fedclust.audit.attacks.structure import inspect
@@ -18,7 +26,6 @@ from secure_fedclust.audit.findings import GAME, Audit, Finding
 from secure_fedclust.audit.report.content import installed_versions
 from secure_fedclust.errors import ParameterError
 from secure_fedclust.parameters import check_counts
-from secure_fedclust.privacy.accounting import Limit
 from secure_fedclust.privacy.queries import FloorMeans
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.protocols.client import Client, PrivateClient
@@ -29,7 +36,7 @@ TRIALS = 5000
 _FEWEST = 100
 _ATTACK_TRIALS = 2000
 _DRAWING = 8
-_STATISTICAL = 7
+_STATISTICAL = 9
 """Findings that chance has a part in: the confidence of an audit is that of all together."""
 
 
@@ -57,6 +64,19 @@ class Subject:
     spec: PrivacySpec
     clients: Sequence[str]
     n_features: int
+
+    def unplayed(self) -> Audit:
+        """An audit of it that has found nothing yet."""
+        return Audit(
+            algorithm=self.algorithm,
+            parameters=self.parameters,
+            privacy=self.spec.to_dict(),
+            n_clients=len(self.clients),
+            n_features=self.n_features,
+            trials=0,
+            findings=(),
+            versions=installed_versions(),
+        )
 
 
 def audit_runs(
@@ -107,27 +127,20 @@ def audit_runs(
             on_progress(done, trials)
 
     pair = worst_pair(rehearsal, rng)
+    game, noise = distinguish(rehearsal, pair, trials, each, jobs, count)
     findings = [
-        *distinguish(rehearsal, pair, trials, each, jobs, count),
+        game,
         *_floor_game(rehearsal, trials, each, rng),
-        *inspect(rehearsal, pair),
+        *judge_noise(noise.plus(ordinary_noise(rehearsal, rng)), each),
+        *inspect(rehearsal, pair, rng),
         *_attacks(rehearsal.spec, _fewer(rehearsal.spec, trials), each, rng),
     ]
-    return Audit(
-        algorithm=subject.algorithm,
-        parameters=subject.parameters,
-        privacy=subject.spec.to_dict(),
-        n_clients=len(subject.clients),
-        n_features=subject.n_features,
-        trials=trials,
-        findings=tuple(findings),
-        versions=installed_versions(),
-    )
+    return replace(subject.unplayed(), trials=trials, findings=tuple(findings))
 
 
 def _fewer(spec: PrivacySpec, trials: int) -> int:
     """Trials of attacks that know less than the game's: where many share the noise, fewer."""
-    drawing = 1 if spec.protection == "none" else spec.honest_survivors
+    drawing = least_honest(spec)
     return max(_FEWEST, min(trials, _ATTACK_TRIALS * _DRAWING // max(_DRAWING, drawing)))
 
 
@@ -157,7 +170,7 @@ def _floor_game(
         round(asked.floor), asked.soft.radius, rehearsal.spec.adjacency
     )
     query = replace(plain, printed_bound=asked.printed_bound, enforced=asked.enforced)
-    mu = Limit.of(*spec.target()).mu
+    mu = claimed_mu(spec)
     stated, exact = (q.sensitivity(spec.adjacency).value for q in (query, plain))
     yield judge(
         *release_once(query, without, present, spec, trials // 2),

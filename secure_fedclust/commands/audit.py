@@ -1,12 +1,18 @@
 """``secure-fedclust audit``: attack the kind of run that a file describes."""
 
 import argparse
+import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from secure_fedclust.commands.printing import known, make_folder, print_rows
-from secure_fedclust.errors import AuditFailed
+from secure_fedclust.errors import AuditFailed, SecureFedClustError
+
+if TYPE_CHECKING:
+    from secure_fedclust.audit.findings import Audit
+    from secure_fedclust.config import PlanConfig
+    from secure_fedclust.result import FedClustResult
 
 
 def add(commands: Any, output: argparse.ArgumentParser) -> None:
@@ -39,43 +45,69 @@ def _audit(arguments: argparse.Namespace) -> None:
     from secure_fedclust.config import PlanConfig
 
     config = PlanConfig.read(arguments.config)
-    n_clients = known("clients", arguments.clients, config.n_clients)
-    n_features = known("features", arguments.features, config.n_features)
+    result = None if arguments.out is None else folder.read_result(arguments.out)
+    n_clients, n_features = _sizes(arguments, config, result)
+    if result is not None:
+        # Before hours are spent on what does not belong there.
+        folder.check_fits(config.estimator.audited(n_clients, n_features), result)
     with tqdm(
         total=arguments.trials, disable=arguments.quiet or None, unit="trial", leave=False
     ) as bar:
         audit = config.estimator.audit(
             trials=arguments.trials,
-            jobs=arguments.jobs or os.cpu_count() or 1,
+            jobs=(os.cpu_count() or 1) if arguments.jobs is None else arguments.jobs,
             n_clients=n_clients,
             n_features=n_features,
             on_progress=lambda done, _: bar.update(done - bar.n),
         )
-    rows = [
-        {
-            "finding": finding.name,
-            "kind": finding.kind,
-            "measure": finding.measure,
-            "figure": finding.figure,
-            "allowed": "" if finding.ceiling is None else finding.ceiling,
-            "verdict": finding.verdict,
-        }
-        for finding in audit.findings
-    ]
-    print_rows(rows, arguments)
+    if arguments.json:
+        print(json.dumps(audit.to_dict(), indent=1))
+    else:
+        print_rows(audit.rows(), arguments)
     said = [f"audit: {audit.verdict}"]
+    problem = None
     if arguments.out is not None:
         make_folder(arguments.out)
         audit.save(arguments.out / folder.AUDIT)
-        if (arguments.out / folder.RESULT).exists():
-            said.append(f"report: {folder.write_report(arguments.out)}")
-        else:
-            said.append(
-                f"written: {arguments.out / folder.AUDIT}; the report needs the run as well: "
-                f"secure-fedclust run {arguments.config} --out {arguments.out}"
-            )
+        try:
+            said.append(_report(arguments, result))
+        except SecureFedClustError as error:
+            folder.remove_report(arguments.out)
+            problem = error
     if not arguments.json and not arguments.quiet:
         print("\n".join(said))
     if audit.verdict == "FAIL":
-        failed = [f.name for f in audit.findings if f.verdict == "FAIL" and f.kind != "exhibit"]
-        raise AuditFailed(f"the claim is refuted by: {', '.join(failed)}")
+        raise AuditFailed(_refuted(audit) + ("" if problem is None else f"; no report: {problem}"))
+    if problem is not None:
+        raise problem
+
+
+def _sizes(
+    arguments: argparse.Namespace, config: "PlanConfig", result: "FedClustResult | None"
+) -> tuple[int, int]:
+    """Numbers of clients and features: as told, or as in the file, or as in the run."""
+    from secure_fedclust.audit.report.facts import participants
+
+    n_clients, n_features = config.n_clients, config.n_features
+    if result is not None:
+        n_clients, n_features = len(participants(result)), result.centers.shape[1]
+    return (
+        known("clients", arguments.clients, n_clients),
+        known("features", arguments.features, n_features),
+    )
+
+
+def _report(arguments: argparse.Namespace, result: "FedClustResult | None") -> str:
+    from secure_fedclust.audit.report import folder
+
+    if result is not None:
+        return f"report: {folder.write_report(arguments.out)}"
+    return (
+        f"written: {arguments.out / folder.AUDIT}; the report needs the run as well: "
+        f"secure-fedclust run {arguments.config} --out {arguments.out}"
+    )
+
+
+def _refuted(audit: "Audit") -> str:
+    failed = [f.name for f in audit.findings if f.verdict == "FAIL" and f.kind != "exhibit"]
+    return f"the claim is refuted by: {', '.join(failed)}"

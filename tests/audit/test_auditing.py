@@ -16,7 +16,7 @@ from secure_fedclust import (
     PrivacySpec,
     release_synopsis,
 )
-from secure_fedclust.audit.findings import Finding
+from secure_fedclust.audit.findings import CHECKS, GAME, Finding
 from secure_fedclust.cli import main
 
 from .attacks.planted_bugs import BUGS
@@ -78,7 +78,8 @@ def test_every_finding_has_a_figure_and_what_it_may_be(audit):
         assert np.isfinite(finding.figure)
         assert finding.verdict in ("PASS", "FAIL", "INCONCLUSIVE")
         assert finding.words and finding.threat and finding.trials > 0
-        assert finding.ceiling is not None or finding.name == "noise as charged"
+        assert (finding.ceiling is None) == (finding.name in ("noise as charged", "shape of noise"))
+    assert {GAME, *CHECKS} <= {finding.name for finding in audit.findings}
     assert [f.name for f in audit.findings if f.kind == "exhibit"] == ["AFCL's message"]
 
 
@@ -151,17 +152,20 @@ def test_a_model_on_a_synopsis_is_not_audited():
 
 
 def test_the_verdict_needs_the_game_and_every_check():
-    def audit_of(*verdicts):
-        kinds = (("distinguishing game", "statistical"), ("order", "structural"))
+    def audit_of(*verdicts, left_out=()):
+        kinds = ((GAME, "statistical"), ("fresh noise", "structural"))
         kinds += (("one-run audit", "statistical"), ("AFCL", "exhibit"))
+        given = [(*kind, verdict) for kind, verdict in zip(kinds, verdicts, strict=True)]
+        given += [(name, "structural", "PASS") for name in CHECKS if name not in left_out]
         findings = tuple(
             Finding(name, kind, "", "", 0.0, None, None, verdict, "", 1)
-            for (name, kind), verdict in zip(kinds, verdicts, strict=True)
+            for name, kind, verdict in given
         )
         return Audit("FKM", {}, {}, 1, 1, 1, findings).verdict
 
     weak = "INCONCLUSIVE"
     assert audit_of("PASS", "PASS", weak, "FAIL") == "PASS"
+    assert audit_of("PASS", "PASS", weak, "FAIL", left_out=("nothing else leaves",)) == weak
     assert audit_of(weak, "PASS", "PASS", "FAIL") == weak
     assert audit_of("PASS", "PASS", "FAIL", "FAIL") == "FAIL"
     assert audit_of("PASS", "FAIL", "PASS", "FAIL") == "FAIL"
@@ -191,9 +195,34 @@ def test_the_command_prints_a_table_or_json(config, capsys):
     assert main(["audit", str(config), "--trials", "100", "--jobs", "1"]) == 0
     printed = capsys.readouterr().out
     assert "distinguishing game" in printed and "audit: " in printed
+    [exhibit] = [line for line in printed.splitlines() if "AFCL" in line]
+    assert "not of this run" in exhibit and "FAIL" not in exhibit
     assert main(["audit", str(config), "--trials", "100", "--jobs", "1", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert {row["kind"] for row in rows} == {"statistical", "structural", "exhibit"}
+    content = json.loads(capsys.readouterr().out)
+    assert content["verdict"] in ("PASS", "INCONCLUSIVE")
+    kinds = {finding["kind"] for finding in content["findings"]}
+    assert kinds == {"statistical", "structural", "exhibit"}
+
+
+def test_an_audit_that_does_not_fit_a_run_is_refused_before_it_is_played(config, tmp_path, capsys):
+    assert main(["run", str(config), "--out", str(tmp_path), "--quiet"]) == 0
+    (tmp_path / "audit.json").write_text("kept")
+    assert main(["audit", str(config), "--out", str(tmp_path), "--clients", "5"]) == 2
+    assert "number of clients" in capsys.readouterr().err
+    assert (tmp_path / "audit.json").read_text() == "kept"
+
+
+def test_a_refuted_claim_does_not_stay_on_the_page(config, tmp_path, capsys, monkeypatch):
+    common = [str(config), "--out", str(tmp_path), "--quiet"]
+    assert main(["run", *common]) == 0
+    next(bug for bug in BUGS if bug.name == "no charge").plant(monkeypatch)
+    played = [*common, "--trials", "100", "--jobs", "1"]
+    assert main(["audit", *played]) == 7
+    assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "NO DP CLAIM"
+    (tmp_path / "ledger.sqlite").unlink()
+    assert main(["audit", *played]) == 7
+    assert "no report" in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_claim_that_is_refuted_has_an_exit_code_of_its_own(config, capsys, monkeypatch):
@@ -204,5 +233,5 @@ def test_a_claim_that_is_refuted_has_an_exit_code_of_its_own(config, capsys, mon
 
 def test_several_processes_find_the_same_kind_of_thing(config, capsys):
     assert main(["audit", str(config), "--trials", "200", "--jobs", "2", "--json"]) == 0
-    game = json.loads(capsys.readouterr().out)[0]
-    assert game["finding"] == "distinguishing game" and game["allowed"] == 8.0
+    game = json.loads(capsys.readouterr().out)["findings"][0]
+    assert game["name"] == GAME and game["ceiling"] == 8.0 and game["trials"] == 200

@@ -37,8 +37,6 @@ class LowerBounds:
         is what the ledger enforces, whatever the mechanism is.
     gaussian_epsilon : float
         The epsilon of `mu`, at the same delta: a bound on epsilon if the mechanism is Gaussian.
-    highest_epsilon : float
-        The most that the attacker's choice at that threshold can be worth, in the same terms.
     curve : sequence of (float, float)
         Rates of false alarms and finds among the trials that chose no threshold.
     """
@@ -46,7 +44,6 @@ class LowerBounds:
     epsilon: float
     mu: float
     gaussian_epsilon: float
-    highest_epsilon: float
     curve: tuple[tuple[float, float], ...]
 
 
@@ -73,16 +70,10 @@ def lower_bounds(without: Floats, present: Floats, delta: float, confidence: flo
     thresholds = np.unique(np.concatenate([thresholds, np.nextafter(thresholds, np.inf)]))
     alpha = 1 - confidence
     choice = _at(*choosing, thresholds, delta, alpha)
-    best = thresholds[[_best(choice.epsilon), _best(choice.low)]]
+    best = thresholds[[_best(choice.epsilon), _best(choice.mu)]]
     found = _at(*measuring, best, delta, alpha)
-    mu, highest = float(found.low[1]), float(found.high[1])
-    return LowerBounds(
-        float(found.epsilon[0]),
-        mu,
-        epsilon_of(delta, mu),
-        epsilon_of(delta, highest),
-        rates(*measuring),
-    )
+    mu = float(found.mu[1])
+    return LowerBounds(float(found.epsilon[0]), mu, epsilon_of(delta, mu), rates(*measuring))
 
 
 def rates(without: Floats, present: Floats, points: int = 60) -> tuple[tuple[float, float], ...]:
@@ -107,7 +98,7 @@ def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[flo
     return float(low[0]), float(high[0])
 
 
-def power(mu: float, claimed: float, trials: int, confidence: float, repeats: int = 40) -> float:
+def power(mu: float, claimed: float, trials: int, confidence: float, repeats: int = 100) -> float:
     """How often so many trials in a world would refute a claim, were a Gaussian's true mu this one.
 
     By simulation, with a fixed seed: no release is involved.
@@ -123,25 +114,23 @@ def power(mu: float, claimed: float, trials: int, confidence: float, repeats: in
 @dataclass(frozen=True)
 class _Bounds:
     epsilon: Floats
-    low: Floats
-    high: Floats
+    mu: Floats
 
 
 def _at(
     without: Floats, present: Floats, thresholds: Floats, delta: float, alpha: float
 ) -> _Bounds:
-    """Lower bounds on epsilon, and both ends of mu, at each threshold."""
+    """Lower bounds on epsilon and mu at each threshold."""
     alarms = len(without) - np.searchsorted(np.sort(without), thresholds)
     finds = len(present) - np.searchsorted(np.sort(present), thresholds)
     # Two rates are used at a time, and either may be off.
-    fewest_alarms, most_alarms = _ends(alarms, len(without), alpha / 2)
-    fewest_finds, most_finds = _ends(finds, len(present), alpha / 2)
+    most_alarms = _ends(alarms, len(without), alpha / 2)[1]
+    fewest_finds = _ends(finds, len(present), alpha / 2)[0]
     with np.errstate(divide="ignore", invalid="ignore"):
         forward = np.log(np.maximum(fewest_finds - delta, 0) / most_alarms)
         backward = np.log(np.maximum(1 - most_alarms - delta, 0) / (1 - fewest_finds))
-        low = ndtri(fewest_finds) - ndtri(most_alarms)
-        high = ndtri(most_finds) - ndtri(fewest_alarms)
-    return _Bounds(_held(np.maximum(forward, backward)), _held(low), _held(high))
+        mu = ndtri(fewest_finds) - ndtri(most_alarms)
+    return _Bounds(_held(np.maximum(forward, backward)), _held(mu))
 
 
 def _best(bounds: Floats) -> int:

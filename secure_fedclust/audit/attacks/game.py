@@ -13,21 +13,26 @@ from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
-from scipy.stats import chi2
 
 from secure_fedclust.arrays import Floats
 from secure_fedclust.audit.attacks.bounds import lower_bounds, power
+from secure_fedclust.audit.attacks.ceilings import STRONG, claimed_mu, least_honest
+from secure_fedclust.audit.attacks.noise import Noise
 from secure_fedclust.audit.attacks.pairs import Pair
-from secure_fedclust.audit.attacks.rehearsal import Outlets, Rehearsal, Released, flat
+from secure_fedclust.audit.attacks.rehearsal import (
+    MADE_UP,
+    Outlets,
+    Rehearsal,
+    Released,
+    flat,
+    made_up,
+)
 from secure_fedclust.audit.findings import GAME, Finding, Verdict
-from secure_fedclust.privacy.accounting import Limit, epsilon_of
+from secure_fedclust.privacy.accounting import epsilon_of
 from secure_fedclust.privacy.mechanism import Bounded, noise, sampler_named
 from secure_fedclust.privacy.queries import Query
 from secure_fedclust.privacy.sensitivity import Sensitivity
 from secure_fedclust.privacy.spec import PrivacySpec
-
-STRONG = 0.9
-"""A test passes what it does not refute if it would have refuted half the noise so often."""
 
 _BATCH = 50
 
@@ -43,15 +48,11 @@ class Scores:
     ----------
     ratios : array
         One a trial; positive ones speak for the world with.
-    squares : float
-        Sum of squares of all noise, in units of what was charged.
-    numbers : int
-        How many numbers had noise.
+    noise : Noise
     """
 
     ratios: Floats
-    squares: float
-    numbers: int
+    noise: Noise
 
 
 def play(rehearsal: Rehearsal, pair: Pair, present: bool, trials: int) -> Scores:
@@ -59,26 +60,41 @@ def play(rehearsal: Rehearsal, pair: Pair, present: bool, trials: int) -> Scores
     outlets = Outlets(rehearsal.spec)
     given = pair.present if present else pair.without
     worlds = [rehearsal.client(X, outlets.fresh()).X for X in (pair.without, pair.present)]
-    ratios, squares, numbers = np.empty(trials), 0.0, 0
+    ratios, seen = np.empty(trials), Noise()
+    others = least_honest(rehearsal.spec) - 1
     for trial in range(trials):
         outlet = outlets.fresh()
-        ratio = 0.0
+        ratio, drawn = 0.0, []
         for released in rehearsal.play(given, outlet):
             steps, sigma = released.steps, released.noisy.sigma
-            exact = [flat(released.exact(X, rehearsal.spec).fields) for X in worlds]
-            drawn = steps - exact[present]
-            squares += float(np.square(drawn / sigma).sum())
-            numbers += drawn.size
+            answers = [released.exact(X, rehearsal.spec).fields for X in worlds]
+            drawn.append((sigma, released.noise(answers[present])))
+            exact = [flat(fields) for fields in answers]
             # Where the worlds agree there is nothing to be told apart.
             apart = np.flatnonzero(exact[0] != exact[1])
-            seen = steps[apart].astype(float)
+            numbers = steps[apart].astype(float)
             if released.n_clients is not None:
-                others = rehearsal.spec.honest_survivors - 1
-                seen += _others(released, others, apart.size)
+                numbers += _others(released, others, apart.size)
                 sigma *= np.sqrt(1 + others)
-            ratio += _ratio(seen, exact[0][apart], exact[1][apart], sigma)
+            ratio += _ratio(numbers, exact[0][apart], exact[1][apart], sigma)
         ratios[trial] = ratio
-    return Scores(ratios, squares, numbers)
+        seen.note("worst", drawn)
+    return Scores(ratios, seen)
+
+
+def ordinary_noise(rehearsal: Rehearsal, rng: np.random.Generator, plays: int = 20) -> Noise:
+    """The noise of a client that has records like others."""
+    outlets, seen = Outlets(rehearsal.spec), Noise()
+    records = made_up(rehearsal.domain, MADE_UP, rng)
+    X = rehearsal.client(records, outlets.fresh()).X
+    for _ in range(plays):
+        released = rehearsal.play(records, outlets.fresh())
+        exact = [each.exact(X, rehearsal.spec).fields for each in released]
+        seen.note(
+            "ordinary",
+            [(r.noisy.sigma, r.noise(fields)) for r, fields in zip(released, exact, strict=True)],
+        )
+    return seen
 
 
 def release_once(
@@ -109,8 +125,8 @@ def distinguish(
     confidence: float,
     jobs: int,
     on_progress: Progress | None = None,
-) -> tuple[Finding, Finding]:
-    """Play the game, and judge the claim by it; and judge the size of the noise that was seen.
+) -> tuple[Finding, Noise]:
+    """Play the game, and judge the claim by it; and return the noise that was seen.
 
     Parameters
     ----------
@@ -138,9 +154,10 @@ def distinguish(
         name=GAME,
         threat=threat(rehearsal.spec),
     )
-    everything = [scores for world in worlds for scores in played[world]]
-    squares, numbers = sum(s.squares for s in everything), sum(s.numbers for s in everything)
-    return game, noise_as_charged(squares, numbers, confidence)
+    noise = Noise()
+    for scores in (*played[False], *played[True]):
+        noise = noise.plus(scores.noise)
+    return game, noise
 
 
 def judge(
@@ -166,12 +183,12 @@ def judge(
     name, threat : str
     """
     epsilon, delta = spec.target()
-    claimed = Limit.of(epsilon, delta).mu
+    claimed = claimed_mu(spec)
     each = 1 - (1 - confidence) / 2
     found = lower_bounds(without, present, delta, each)
     trials = min(len(without), len(present))
     strength = power(2 * attained, claimed, trials, each)
-    refuted = found.mu > claimed or found.epsilon > epsilon
+    refuted = found.mu > claimed or max(found.epsilon, found.gaussian_epsilon) > epsilon
     verdict: Verdict = "FAIL" if refuted else "PASS" if strength >= STRONG else "INCONCLUSIVE"
     return Finding(
         name=name,
@@ -179,7 +196,7 @@ def judge(
         threat=threat,
         measure="epsilon",
         figure=found.gaussian_epsilon,
-        interval=(found.gaussian_epsilon, found.highest_epsilon),
+        interval=(found.gaussian_epsilon, None),
         ceiling=epsilon,
         verdict=verdict,
         words=_GAME_WORDS[verdict],
@@ -211,36 +228,6 @@ _GAME_WORDS = {
 }
 
 
-def noise_as_charged(squares: float, numbers: int, confidence: float) -> Finding:
-    """Whether the noise is as large as what was charged for it.
-
-    The sum of squares of standard normal numbers is chi-squared.
-    """
-    alpha = (1 - confidence) / 2
-    ends = (squares / chi2.ppf(1 - alpha, numbers), squares / chi2.ppf(alpha, numbers))
-    low, high = (float(np.sqrt(end)) for end in ends)
-    # Rounding to a grid of thousands of steps moves the ratio by less than this.
-    verdict: Verdict = "FAIL" if high < 1 - _ROUNDING else "PASS" if low > 0.5 else "INCONCLUSIVE"
-    return Finding(
-        name="noise as charged",
-        kind="statistical",
-        threat="looks at the noise itself, beside what the ledger was charged for",
-        measure="noise over noise charged",
-        figure=float(np.sqrt(squares / numbers)),
-        interval=(low, high),
-        ceiling=None,
-        verdict=verdict,
-        words=(
-            "The noise is smaller than what was charged."
-            if verdict == "FAIL"
-            else "The noise is as large as what was charged, within the interval."
-        ),
-        trials=numbers,
-        confidence=confidence,
-        more={"at least": 1.0},
-    )
-
-
 def threat(spec: PrivacySpec) -> str:
     """What the attacker knows, in words."""
     unit = "all records but one" if spec.unit == "record" else "everybody's data but one client's"
@@ -248,12 +235,9 @@ def threat(spec: PrivacySpec) -> str:
     if spec.protection == "none":
         return text
     return (
-        f"{text}; of sums, sees those with the noise of no more than {spec.honest_survivors} "
+        f"{text}; of sums, sees those with the noise of no more than {least_honest(spec)} "
         "honest clients"
     )
-
-
-_ROUNDING = 1e-3
 
 
 def _play_all(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from secure_fedclust.arrays import Floats
+from secure_fedclust.audit.attacks.ceilings import least_honest
 from secure_fedclust.audit.attacks.rehearsal import MADE_UP, Outlets, Rehearsal, flat, made_up
 from secure_fedclust.privacy.queries import CellSums, FloorMeans, SoftSums
 from secure_fedclust.privacy.terms import Adjacency
@@ -28,6 +29,7 @@ MANY = 1000
 _CORNERS = 16
 _RANDOM = 8
 _CENTERS = 8
+_SIZES = 1, 7, 50
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def _measured(rehearsal: Rehearsal, outlets: Outlets, without: Floats, present: 
         first, second = (released.exact(X, rehearsal.spec) for X in (here, there))
         steps = flat(second.fields).astype(float) - flat(first.fields)
         distance = float(np.sqrt(np.square(steps).sum()))
-        terms = 1 if released.n_clients is None else rehearsal.spec.honest_survivors
+        terms = 1 if released.n_clients is None else least_honest(rehearsal.spec)
         squared += (distance / released.noisy.sigma) ** 2 / terms
         excess = max(excess, distance / first.sensitivity.value)
     return Pair(without, present, math.sqrt(squared), excess)
@@ -114,6 +116,14 @@ def _worlds(rehearsal: Rehearsal, rng: np.random.Generator) -> Iterator[tuple[Fl
             yield _either(none if spec.adjacency == "add_remove" else opposite, x)
             continue
         yield _neighbours(spec.adjacency, x, opposite, 0)
+    if spec.unit == "record":
+        for size in _SIZES:
+            others, point = (
+                made_up(domain, size, rng),
+                domain.leave(-np.ones((1, domain.n_features))),
+            )
+            new = [] if spec.adjacency == "add_remove" else [domain.leave(np.ones_like(point))]
+            yield np.concatenate([others, *new]), np.concatenate([others, point])
 
 
 def _neighbours(

@@ -65,6 +65,10 @@ class Released:
         grid = SumGrid.of(self.query, spec, limit, self.share, self.n_clients)
         return exact_sum(self.query, X, spec, grid)
 
+    def noise(self, exact: Mapping[str, Ints]) -> dict[str, Ints]:
+        """What was added to the exact numbers of each field."""
+        return {name: self.noisy.fields[name] - numbers for name, numbers in exact.items()}
+
     @property
     def steps(self) -> Ints:
         """All noisy numbers."""
@@ -140,6 +144,10 @@ class Outlets:
 
     def fresh(self) -> Watched:
         """A way out that has released nothing yet."""
+        return Watched(*self.account())
+
+    def account(self) -> tuple[str, PrivacySpec, Ledger]:
+        """A client that has spent nothing, the spec, and the ledger that it is charged to."""
         number = next(self._numbers)
         if self._book is None or number % self._PER_BOOK == 0:
             epsilon, delta = self.spec.target()
@@ -150,7 +158,7 @@ class Outlets:
                 unit=self.spec.unit,
                 adjacency=self.spec.adjacency,
             )
-        return Watched(f"client {number}", self.spec, self._book)
+        return f"client {number}", self.spec, self._book
 
 
 @dataclass(frozen=True)

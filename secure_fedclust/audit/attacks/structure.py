@@ -9,17 +9,29 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from secure_fedclust.arrays import Floats, Ints
+from secure_fedclust.audit.attacks.ceilings import claimed_mu, least_honest
+from secure_fedclust.audit.attacks.echo import nothing_else_leaves
 from secure_fedclust.audit.attacks.pairs import Pair
-from secure_fedclust.audit.attacks.rehearsal import Outlets, Rehearsal, Released, Watched
-from secure_fedclust.audit.findings import Finding
+from secure_fedclust.audit.attacks.rehearsal import (
+    MADE_UP,
+    Outlets,
+    Rehearsal,
+    Released,
+    Watched,
+    made_up,
+)
+from secure_fedclust.audit.findings import Finding, structural
 from secure_fedclust.errors import BudgetExceeded, SecureFedClustError
 from secure_fedclust.privacy import mechanism
-from secure_fedclust.privacy.accounting import MIN_NOISE, Limit
+from secure_fedclust.privacy.accounting import MIN_NOISE
 from secure_fedclust.privacy.ledger import Charge, Ledger
+from secure_fedclust.privacy.release import Releases
 from secure_fedclust.privacy.terms import MIN_EPSILON
 
 COINCIDENCE = 1e-9
@@ -34,26 +46,47 @@ _FIRST_DRAWS = (
 )
 
 
-def inspect(rehearsal: Rehearsal, pair: Pair) -> list[Finding]:
+def inspect(rehearsal: Rehearsal, pair: Pair, rng: np.random.Generator) -> list[Finding]:
     """All structural checks."""
     outlets = Outlets(rehearsal.spec)
-    played = [outlets.fresh() for _ in range(_PLAYS)]
-    for outlet in played:
-        rehearsal.play(pair.present, outlet)
-    X = rehearsal.client(pair.present, outlets.fresh()).X
+    played = []
+    # On the worst data, where most clusters are empty, and on such as clients have.
+    for records in (pair.present, made_up(rehearsal.domain, MADE_UP, rng)):
+        X = rehearsal.client(records, outlets.fresh()).X
+        for _ in range(_PLAYS):
+            outlet = outlets.fresh()
+            rehearsal.play(records, outlet)
+            played.append(Played(outlet, X))
     return [
         sensitivity_holds(rehearsal, pair),
-        order_of_charging(rehearsal, pair, played[0]),
+        order_of_charging(rehearsal, pair, played[0].outlet),
         replies_are_kept(rehearsal, pair, outlets),
-        source_of_noise(),
-        fresh_noise(played, X),
-        noise_everywhere(played, X),
+        source_of_noise(outlets),
+        fresh_noise(played),
+        noise_everywhere(played[:_PLAYS], played[_PLAYS:]),
+        nothing_else_leaves(rehearsal, rng),
     ]
+
+
+@dataclass(frozen=True)
+class Played:
+    """A run that was played, and the records that it was played on, as the client has them."""
+
+    outlet: Watched
+    X: Floats
+
+    def noise(self) -> list[list[Ints]]:
+        """What was added to each field of each release."""
+        added = []
+        for released in self.outlet.seen:
+            exact = released.exact(self.X, self.outlet.spec).fields
+            added.append([np.ravel(drawn) for drawn in released.noise(exact).values()])
+        return added
 
 
 def sensitivity_holds(rehearsal: Rehearsal, pair: Pair) -> Finding:
     """Whether some pair of worlds is farther apart than stated, or than the noise is made for."""
-    farthest = max(pair.excess, pair.mu / Limit.of(*rehearsal.spec.target()).mu)
+    farthest = max(pair.excess, pair.mu / claimed_mu(rehearsal.spec))
     # Sums of squares of rounded numbers.
     holds = farthest <= 1 + 1e-6
     return Finding(
@@ -94,7 +127,9 @@ def order_of_charging(rehearsal: Rehearsal, pair: Pair, outlet: Watched) -> Find
         problems.append("the noise stated is not the noise charged")
     if _answers_unpaid(rehearsal, pair):
         problems.append("a client without budget answers")
-    return _structural(
+    if outlet.seen and _answers_again(rehearsal, outlet):
+        problems.append("a client that has spent its budget answers in another run")
+    return structural(
         "order of charging",
         "stops a client between any two steps",
         problems,
@@ -120,7 +155,7 @@ def replies_are_kept(rehearsal: Rehearsal, pair: Pair, outlets: Outlets) -> Find
             problems.append("a request that is repeated is not answered with the same bytes")
     if len(outlet.events) != drawn:
         problems.append("noise is drawn again for a request that is repeated")
-    return _structural(
+    return structural(
         "answers to repeated requests",
         "asks everything twice, to average the noise out",
         problems,
@@ -129,12 +164,14 @@ def replies_are_kept(rehearsal: Rehearsal, pair: Pair, outlets: Outlets) -> Find
     )
 
 
-def source_of_noise() -> Finding:
-    """Whether noise comes from the sampler that is meant for releases, and cannot be repeated."""
+def source_of_noise(outlets: Outlets) -> Finding:
+    """Whether noise comes from the sampler that is meant for releases, and does not repeat."""
     problems = []
-    sampler = mechanism.sampler_named("secure")
-    if getattr(sampler, "__module__", None) != mechanism.__name__:
-        problems.append(f"noise comes from {getattr(sampler, '__module__', 'somewhere else')}")
+    name, spec, ledger = outlets.account()
+    sampler: Any = Releases(name, spec, ledger)._sampler()
+    source = f"{getattr(sampler, '__module__', '')}.{getattr(sampler, '__qualname__', '')}"
+    if source != f"{mechanism.__name__}.secure_noise":
+        problems.append(f"noise comes from {source}")
     if len({tuple(sampler(float(MIN_NOISE), 8)) for _ in range(3)}) < 3:
         problems.append("the sampler repeats itself")
     command = [sys.executable, "-c", _FIRST_DRAWS]
@@ -145,21 +182,19 @@ def source_of_noise() -> Finding:
     first = [process.communicate(timeout=_TIMEOUT)[0].strip() for process in started]
     if not all(first) or first[0] == first[1]:
         problems.append("two processes begin with the same noise")
-    return _structural(
+    return structural(
         "source of noise",
-        "starts the program anew and guesses the noise from what it drew before",
+        "starts the program anew, and hopes for the noise that it has seen",
         problems,
-        "Noise comes from the sampler for releases, which two processes do not share.",
+        "Noise comes from the sampler for releases, and two processes draw other noise.",
         len(first),
     )
 
 
-def fresh_noise(played: Sequence[Watched], X: Floats) -> Finding:
+def fresh_noise(played: Sequence[Played]) -> Finding:
     """Whether any noise was used twice: in two fields, two rounds or by two clients."""
-    noises = [
-        n for outlet in played for released in outlet.seen for n in _noise(released, X, outlet)
-    ]
-    sigma = min(released.noisy.sigma for outlet in played for released in outlet.seen)
+    noises = [noise for each in played for release in each.noise() for noise in release]
+    sigma = min(released.noisy.sigma for each in played for released in each.outlet.seen)
     # Two draws are equal with a probability of one in this, and so are any two of all stretches.
     odds = 2 * math.sqrt(math.pi) * sigma
     pairs = sum(map(len, noises)) ** 2 / 2
@@ -167,7 +202,7 @@ def fresh_noise(played: Sequence[Watched], X: Floats) -> Finding:
     runs = Counter(run for noise in noises for run in _in_a_row(noise, length))
     again = sum(times - 1 for times in runs.values())
     problems = [f"{again} stretches of noise occur more than once"] if again else []
-    return _structural(
+    return structural(
         "fresh noise",
         "subtracts answers from each other",
         problems,
@@ -176,43 +211,24 @@ def fresh_noise(played: Sequence[Watched], X: Floats) -> Finding:
     )
 
 
-def noise_everywhere(played: Sequence[Watched], X: Floats) -> Finding:
-    """Whether every number has noise, empty clusters' included."""
+def noise_everywhere(*played: Sequence[Played]) -> Finding:
+    """Whether every number has noise, empty clusters' included, in each of some series of runs."""
     bare = 0
-    for releases in zip(*(outlet.seen for outlet in played), strict=True):
-        noise = [
-            np.concatenate(list(_noise(released, X, outlet)))
-            for released, outlet in zip(releases, played, strict=True)
-        ]
-        bare += int((np.stack(noise) == 0).all(axis=0).sum())
+    for series in played:
+        runs = [np.concatenate([n for release in each.noise() for n in release]) for each in series]
+        bare += int((np.stack(runs) == 0).all(axis=0).sum())
     problems = [f"{bare} numbers never have noise"] if bare else []
-    return _structural(
+    return structural(
         "noise on every number",
         "looks for numbers that are exact, such as those of empty clusters",
         problems,
         "Every number that is released has noise, those of empty clusters too.",
-        sum(released.query.coordinates for released in played[0].seen),
-    )
-
-
-def _structural(name: str, threat: str, problems: Iterable[str], fine: str, trials: int) -> Finding:
-    found = list(dict.fromkeys(problems))
-    return Finding(
-        name=name,
-        kind="structural",
-        threat=threat,
-        measure="violations",
-        figure=float(len(found)),
-        interval=None,
-        ceiling=0.0,
-        verdict="FAIL" if found else "PASS",
-        words=f"{'; '.join(found).capitalize()}." if found else fine,
-        trials=trials,
+        sum(released.query.coordinates for released in played[0][0].outlet.seen),
     )
 
 
 def _as_charged(charge: Charge, released: Released, rehearsal: Rehearsal) -> bool:
-    terms = 1 if released.n_clients is None else rehearsal.spec.honest_survivors
+    terms = 1 if released.n_clients is None else least_honest(rehearsal.spec)
     return released.noisy.sigma * math.sqrt(terms) >= charge.sigma * (1 - 1e-9)
 
 
@@ -231,10 +247,19 @@ def _answers_unpaid(rehearsal: Rehearsal, pair: Pair) -> bool:
         return True
 
 
-def _noise(released: Released, X: Floats, outlet: Watched) -> Iterable[Ints]:
-    """What was added to the exact numbers of each field."""
-    exact = released.exact(X, outlet.spec).fields
-    return [np.ravel(released.noisy.fields[name] - exact[name]) for name in exact]
+def _answers_again(rehearsal: Rehearsal, spent: Watched) -> bool:
+    """Whether a client that has spent all it may gives one more answer, in a run of its own."""
+    released, nobody = spent.seen[0], np.empty((0, rehearsal.n_features))
+    outlet = Watched(spent.client, rehearsal.spec, spent.ledger)
+    more: dict[str, Any] = {"run": "another", "step": 0, "message": released.message}
+    try:
+        if released.n_clients is None:
+            outlet.release(released.query, nobody, 1.0, **more)
+        else:
+            outlet.contribute(released.query, nobody, 1.0, n_clients=released.n_clients, **more)
+    except BudgetExceeded:
+        return False
+    return True
 
 
 def _in_a_row(noise: Ints, length: int) -> Iterable[tuple[int, ...]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from secure_fedclust.arrays import Floats, Ints
+from secure_fedclust.audit.attacks.ceilings import claimed_mu, least_honest
 from secure_fedclust.audit.attacks.rehearsal import Outlets
 from secure_fedclust.privacy.accounting import Limit
 from secure_fedclust.privacy.grid import SumGrid
@@ -79,7 +80,7 @@ def due_noise(query: CellSums, spec: PrivacySpec, share: float) -> float:
         ("record", "replace_one"): max(2 * query.radius, math.sqrt(2) * one),
         ("client", "replace_one"): 2 * one,
     }[spec.unit, spec.adjacency]
-    return farthest / (Limit.of(*spec.target()).mu * math.sqrt(share))
+    return farthest / (claimed_mu(spec) * math.sqrt(share))
 
 
 def look(outlets: Outlets, query: CellSums, parts: Sequence[Floats], share: float = 1.0) -> View:
@@ -104,7 +105,7 @@ def look(outlets: Outlets, query: CellSums, parts: Sequence[Floats], share: floa
         noisy = outlets.fresh().release(query, X, share, run=MESSAGE, step=0, message=MESSAGE)
         exact = query.answer(X, spec.adjacency, noisy.exponent)
         return View(query, noisy, dict(exact.fields), due_noise(query, spec, share))
-    honest = spec.honest_survivors
+    honest = least_honest(spec)
     n_clients = max(len(parts), honest + spec.colluders)
     nothing = np.zeros((0, query.centers.shape[1]))
     grid = SumGrid.of(query, spec, Limit.of(*spec.target()), share, n_clients)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from secure_fedclust.audit.report.facts import NO_CLAIM, OWN_LEDGERS, Facts
+from secure_fedclust.audit.report.facts import Facts
 from secure_fedclust.audit.report.formulas import states_enough
 from secure_fedclust.privacy.accounting import MIN_NOISE
 from secure_fedclust.privacy.ledger import IN_A_SUM
@@ -13,6 +13,7 @@ from secure_fedclust.privacy.ledger import IN_A_SUM
 Status = Literal["enforced", "assumed", "violated"]
 
 _SYNOPSIS_SYSTEMS = ("KFed", "FeCA", "GOLD")
+_SEEDED_SYSTEMS = ("FKM", "FedGEM")
 _STEPPED = ("fedgem/sums", "fedgem/means")
 _NO_ROWS = "the ledger's rows are not here to be looked at"
 
@@ -53,7 +54,7 @@ def assumptions(facts: Facts) -> list[Assumption]:
 
 def _declared(facts: Facts) -> Iterator[Assumption]:
     """What the run itself says."""
-    spec, says = facts.spec, facts.result.guarantee
+    spec = facts.spec
     if not spec.is_private:
         yield Assumption(
             "noise",
@@ -61,12 +62,12 @@ def _declared(facts: Facts) -> Iterator[Assumption]:
             "violated",
             f"the run was asked for without differential privacy ({spec.reason})",
         )
-    elif says.startswith(NO_CLAIM):
+    elif not facts.claims:
         yield Assumption(
             "declared",
             "The run claims differential privacy.",
             "violated",
-            says.removeprefix(NO_CLAIM).lstrip(": "),
+            "it says itself that it makes none",
         )
 
 
@@ -209,6 +210,9 @@ def _start(facts: Facts) -> Assumption | None:
         return Assumption(
             "start", statement, "violated", "seeding='local' sends records as the first centres"
         )
+    if algorithm not in (*_SYNOPSIS_SYSTEMS, *_SEEDED_SYSTEMS):
+        why = f"how {algorithm} starts, this report does not know"
+        return Assumption("start", statement, "assumed", why)
     if algorithm in _SYNOPSIS_SYSTEMS or given.get("calibration") == "synopsis":
         why = "it starts from a noisy summary of each client, which was charged"
     elif given.get("one_shot") is True:
@@ -218,8 +222,8 @@ def _start(facts: Facts) -> Assumption | None:
     elif seeding == "public":
         why = "it starts from an even spread over the stated region"
     else:
-        known = f"{algorithm} is not a system that this report knows"
-        return Assumption("start", statement, "assumed", known)
+        why = f"how {algorithm} starts with seeding={seeding!r}, this report does not know"
+        return Assumption("start", statement, "assumed", why)
     return Assumption("start", statement, "enforced", why)
 
 
@@ -287,7 +291,7 @@ def _charged(facts: Facts) -> Assumption:
         (row.charge.client, row.charge.message.endswith(IN_A_SUM)) for row in facts.rows
     )
     here = {row.charge.client for row in facts.ledger.rows} if facts.ledger is not None else set()
-    whole = not facts.result.guarantee.endswith(OWN_LEDGERS)
+    whole = not facts.own_ledgers
     short = [
         client
         for (client, summed), times in seen.items()
@@ -430,7 +434,8 @@ def _code(facts: Facts) -> Assumption:
         failed = next(
             f for f in facts.audit.findings if f.verdict == "FAIL" and f.kind != "exhibit"
         )
-        return Assumption("code", statement, "violated", f"{failed.name}: {failed.words}")
+        why = f"{failed.name}: more was found than the claim allows"
+        return Assumption("code", statement, "violated", why)
     if verdict == "PASS":
         return Assumption("code", statement, "assumed", "attacked without success")
     return Assumption(

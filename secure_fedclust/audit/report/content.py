@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from secure_fedclust.audit.findings import Audit
+from secure_fedclust.audit.report.agreement import NO_CLAIM
 from secure_fedclust.audit.report.assumptions import Assumption, assumptions
 from secure_fedclust.audit.report.crosscheck import cross_check
-from secure_fedclust.audit.report.facts import NO_CLAIM, Facts, gather
+from secure_fedclust.audit.report.facts import Facts, gather
 from secure_fedclust.audit.report.meaning import meaning
 from secure_fedclust.audit.report.pseudonyms import Names
 from secure_fedclust.audit.report.remarks import limits, unnoised
 from secure_fedclust.audit.report.sights import opened, sights, trust
+from secure_fedclust.errors import ParameterError
 from secure_fedclust.privacy.accounting import Limit, epsilon_of, mu_of
 from secure_fedclust.privacy.charges import Totals
 from secure_fedclust.privacy.ledger import Ledger
@@ -26,8 +28,12 @@ from secure_fedclust.result import FedClustResult
 
 FORMAT = "secure_fedclust report 1"
 NOT_AUDITED = "not audited"
+COMMAND_LEFT_OUT = "left out, because it names clients; --names shows it"
 HASH = 12
 """Digits of a row's hash that are shown."""
+
+_SAME = ("secure-fedclust", "opendp", "numpy", "scipy")
+"""Packages of which run and audit must have the same versions."""
 
 _PACKAGES = (
     *("secure-fedclust", "numpy", "scipy", "scikit-learn", "opendp"),
@@ -71,13 +77,17 @@ def report_of(
         If the ledger was changed, or the accountants disagree.
     """
     facts = gather(result, ledger, audit)
+    if audit is not None and versions is not None:
+        _check_versions(audit.versions, versions)
     called = _names(facts, names)
     lines = [_without_names(line, facts, called) for line in assumptions(facts)]
     violated = [line for line in lines if line.status == "violated"]
-    claim = _user_text(result.guarantee, facts, called)
-    if violated and facts.claims:
-        claim = f"{NO_CLAIM}: " + "; ".join(line.why for line in violated)
     verdict = NO_CLAIM if violated or not facts.claims else "DP CLAIM"
+    claim = _user_text(facts.claim, facts, called)
+    if violated and facts.spec.is_private:
+        # That it says so itself is the reason only where nothing else is known.
+        known = [line.why for line in violated if line.name != "declared"]
+        claim = f"{NO_CLAIM}: " + "; ".join(known or [line.why for line in violated])
     return {
         "format": FORMAT,
         "verdict": verdict,
@@ -87,7 +97,7 @@ def report_of(
         ],
         "audited": NOT_AUDITED if facts.audit is None else facts.audit.verdict,
         "run": _run(facts, called),
-        "privacy": called.of(facts.spec.to_dict()),
+        "privacy": _privacy(facts, called),
         "meaning": None if violated else meaning(facts),
         "trust": trust(facts, claimed=verdict != NO_CLAIM),
         "saw": sights(facts, claimed=verdict != NO_CLAIM),
@@ -101,7 +111,7 @@ def report_of(
         "limits": limits(facts, called),
         "fallback": result.fallback,
         "reproduce": {
-            "command": None if command is None else called.text(command),
+            **_command(command, called),
             "noise": "Noise is not seeded: the same command gives other centres, with the same "
             "guarantee, and is charged again."
             if facts.spec.is_private
@@ -123,6 +133,16 @@ def installed_versions() -> dict[str, str]:
     return found
 
 
+def _check_versions(audited: Mapping[str, str], made: Mapping[str, str]) -> None:
+    for package in _SAME:
+        found, wanted = audited.get(package), made.get(package)
+        if found is not None and wanted is not None and found != wanted:
+            raise ParameterError(
+                f"audited with {package} {found}, the run was made with {package} {wanted}: audit "
+                "again"
+            )
+
+
 def _names(facts: Facts, shown: bool) -> Names:
     """Everybody whose name could occur: the run's clients first."""
     others = [row.charge.client for row in facts.ledger.rows] if facts.ledger is not None else []
@@ -139,9 +159,22 @@ def _user_text(text: str, facts: Facts, called: Names) -> str:
 
 def _without_names(line: Assumption, facts: Facts, called: Names) -> Assumption:
     why = _user_text(line.why, facts, called)
-    if line.name == "code":  # which quotes what an attack has found
-        why = called.text(why)
+    if line.name == "code":  # which quotes what an attack is called
+        why = called.words(why)
     return Assumption(line.name, line.statement, line.status, why)
+
+
+def _privacy(facts: Facts, called: Names) -> dict[str, Any]:
+    """The spec, in which the only words of a user's are the reason."""
+    content, reason = facts.spec.to_dict(), facts.spec.reason
+    return content if reason is None else content | {"reason": called.text(reason)}
+
+
+def _command(command: str | None, called: Names) -> dict[str, Any]:
+    """The command, unless it could name clients: with other names it would not be the command."""
+    if command is not None and called.could_be_in(command):
+        return {"command": None, "left_out": COMMAND_LEFT_OUT}
+    return {"command": command, "left_out": None}
 
 
 def _run(facts: Facts, called: Names) -> dict[str, Any]:
@@ -150,7 +183,7 @@ def _run(facts: Facts, called: Names) -> dict[str, Any]:
     held = result.client_clusters
     return {
         "algorithm": result.algorithm,
-        "parameters": called.of(result.parameters),
+        "parameters": {name: called.keys(value) for name, value in result.parameters.items()},
         "n_clients": len(facts.clients),
         "n_features": result.centers.shape[1],
         "n_clusters": result.n_clusters,
@@ -287,9 +320,13 @@ def _audit(facts: Facts, called: Names) -> dict[str, Any] | None:
     found = [
         finding.to_dict()
         | {
-            "words": called.text(finding.words),
-            "threat": called.text(finding.threat),
-            "more": called.of(finding.more),
+            "name": called.words(finding.name),
+            "words": called.words(finding.words),
+            "threat": called.words(finding.threat),
+            "more": {
+                called.words(name): called.words(value) if isinstance(value, str) else value
+                for name, value in finding.more.items()
+            },
         }
         for finding in audit.findings
     ]

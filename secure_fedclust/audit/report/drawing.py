@@ -2,9 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from html import escape
+
+from secure_fedclust.audit.report.page_parts import escaped
 
 Point = tuple[float, float]
+Interval = tuple[float, float | None]
+"""Open to the right where it has no other end."""
 
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 16, 46
@@ -49,7 +52,7 @@ def line_chart(
         y = frame.y(level[1])
         body.append(
             f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="note" x="{_LEFT + 6}" y="{y - 6:.1f}">{escape(level[0])}</text>'
+            f'<text class="note" x="{_LEFT + 6}" y="{y - 6:.1f}">{escaped(level[0])}</text>'
         )
     for label, kind, line in lines:
         if kind == "dots":
@@ -60,8 +63,8 @@ def line_chart(
         else:
             way = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in line)
             body.append(
-                f'<polyline class="{escape(kind, quote=True)}" points="{way}">'
-                f"<title>{escape(label)}</title></polyline>"
+                f'<polyline class="{escaped(kind)}" points="{way}">'
+                f"<title>{escaped(label)}</title></polyline>"
             )
             if len(line) == 1:
                 x, y = line[0]
@@ -76,9 +79,11 @@ def bar_chart(
     name: str,
     title: str,
     description: str,
-    bars: Sequence[tuple[str, float, Point | None, float | None]],
+    bars: Sequence[tuple[str, float, Interval | None, float | None]],
 ) -> str:
     """Horizontal bars, each with an interval and its own ceiling.
+
+    An interval that is open to the right has an arrow there.
 
     Parameters
     ----------
@@ -87,7 +92,7 @@ def bar_chart(
     """
     ends = [0.0]
     for _, value, interval, ceiling in bars:
-        ends += [value, *(interval or ()), *(() if ceiling is None else (ceiling,))]
+        ends += [x for x in (value, *(interval or ()), ceiling) if x is not None]
     largest = max(ends) * 1.15 or 1.0
     step, wide = 58, _WIDTH - 2 * _RIGHT
 
@@ -99,17 +104,21 @@ def bar_chart(
         top = 26 + i * step
         says = f"{label}: {value:.3g}" + ("" if ceiling is None else f", ceiling {ceiling:.3g}")
         body.append(
-            f'<text class="tick" x="{_RIGHT}" y="{top - 6}">{escape(says)}</text>'
+            f'<text class="tick" x="{_RIGHT}" y="{top - 6}">{escaped(says)}</text>'
             f'<rect class="track" x="{_RIGHT}" y="{top}" width="{wide}" height="18"/>'
             f'<rect class="bar" x="{_RIGHT}" y="{top}" width="{max(at(value) - _RIGHT, 1.5):.1f}" '
             'height="18"/>'
         )
         if interval is not None:
-            low, high = at(interval[0]), at(interval[1])
+            end, middle = interval[1], top + 9
+            low, high = at(interval[0]), _RIGHT + wide - 2.0 if end is None else at(end)
             body.append(
-                f'<line class="interval" x1="{low:.1f}" x2="{high:.1f}" y1="{top + 9}" '
-                f'y2="{top + 9}"/>'
+                f'<line class="interval" x1="{low:.1f}" x2="{high:.1f}" y1="{middle}" '
+                f'y2="{middle}"/>'
             )
+            if end is None:
+                way = f"{high - 7:.1f},{middle - 5} {high:.1f},{middle} {high - 7:.1f},{middle + 5}"
+                body.append(f'<polyline class="interval open" points="{way}"/>')
         if ceiling is not None:
             x = at(ceiling)
             body.append(
@@ -149,8 +158,8 @@ class _Frame:
         middle = (_LEFT + _WIDTH - _RIGHT) / 2
         parts.append(
             f'<text class="axis" text-anchor="middle" x="{middle}" y="{_HEIGHT - 8}">'
-            f'{escape(across)}</text><text class="axis" text-anchor="middle" transform="translate('
-            f'14 {(_HEIGHT - _BOTTOM + _TOP) / 2}) rotate(-90)">{escape(up)}</text>'
+            f'{escaped(across)}</text><text class="axis" text-anchor="middle" transform="translate('
+            f'14 {(_HEIGHT - _BOTTOM + _TOP) / 2}) rotate(-90)">{escaped(up)}</text>'
         )
         return "".join(parts)
 
@@ -165,9 +174,9 @@ def _ticks(end: float, whole: bool = False) -> list[float]:
 
 
 def _svg(name: str, title: str, description: str, body: str, height: float) -> str:
-    mark = escape(name, quote=True)
+    mark = escaped(name)
     return (
         f'<svg role="img" aria-labelledby="{mark}-title {mark}-desc" viewBox="0 0 {_WIDTH} '
-        f'{height:g}" xmlns="http://www.w3.org/2000/svg"><title id="{mark}-title">{escape(title)}'
-        f'</title><desc id="{mark}-desc">{escape(description)}</desc>{body}</svg>'
+        f'{height:g}" xmlns="http://www.w3.org/2000/svg"><title id="{mark}-title">{escaped(title)}'
+        f'</title><desc id="{mark}-desc">{escaped(description)}</desc>{body}</svg>'
     )

@@ -8,23 +8,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 from secure_fedclust.audit.findings import Audit, Finding
+from secure_fedclust.audit.report.agreement import (
+    NO_CLAIM,
+    check_result,
+    check_rows,
+    quorum_in,
+    run_of,
+    sentence,
+    stated_ending,
+)
+from secure_fedclust.audit.report.agreement import (
+    participants as participants,
+)
 from secure_fedclust.errors import ParameterError
-from secure_fedclust.messages import KEY_HOLDER
 from secure_fedclust.privacy.accounting import Limit, epsilon_of
 from secure_fedclust.privacy.charges import Totals
 from secure_fedclust.privacy.ledger import Anchor, Ledger, Quorum, Row
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.protocols.sums import with_quorum
 from secure_fedclust.result import FedClustResult
-
-NO_CLAIM = "NO DP CLAIM"
-"""Begins the guarantee of a run that has none."""
-
-NO_LEDGER = "as no ledger was given"
-"""Ends the guarantee of a run whose ledger was in memory."""
-
-OWN_LEDGERS = "provided that every client enforces the same spec"
-"""Ends the guarantee of a run whose clients keep their ledgers themselves."""
+from secure_fedclust.run import EXPERIMENTS, NO_LEDGER, OWN_LEDGERS, on_the_ledger
 
 Kept = Literal["verified", "in memory", "by the clients", "none"]
 
@@ -43,7 +46,6 @@ class LedgerFacts:
         Anchors of the result that it was checked against.
     run : str or None
         What the run is called in it; None if it was charged nothing.
-    quorums : set of Quorum
     """
 
     limit: Limit
@@ -54,7 +56,6 @@ class LedgerFacts:
     anchor: Anchor
     n_anchors: int
     run: str | None
-    quorums: frozenset[Quorum]
 
     def totals(self) -> dict[str, Totals]:
         """What each client has spent over all runs."""
@@ -75,6 +76,8 @@ class Facts:
         Where the ledger is.
     ledger : LedgerFacts or None
     audit : Audit or None
+    ending : str
+        How the claim ends, by the ledger as it is now; empty where there is none.
     """
 
     result: FedClustResult
@@ -83,6 +86,7 @@ class Facts:
     kept: Kept
     ledger: LedgerFacts | None
     audit: Audit | None
+    ending: str
 
     @property
     def rows(self) -> list[Row]:
@@ -95,6 +99,16 @@ class Facts:
     def claims(self) -> bool:
         """Whether the run itself makes a claim."""
         return not self.result.guarantee.startswith(NO_CLAIM)
+
+    @property
+    def own_ledgers(self) -> bool:
+        """Whether each client keeps its own ledger, and others' rows cannot be here."""
+        return self.ending == OWN_LEDGERS
+
+    @property
+    def claim(self) -> str:
+        """What the run claims, put together anew: no word of it is the result's."""
+        return sentence(self.result, self.spec) + self.ending
 
     @property
     def limit(self) -> Limit | None:
@@ -123,8 +137,10 @@ def gather(
     if not isinstance(result, FedClustResult):
         raise ParameterError(f"result: give a FedClustResult, not {type(result).__name__}")
     spec = PrivacySpec.from_dict(result.privacy)
+    check_result(result, spec)
     clients = participants(result)
-    kept = _kept(result, spec, ledger)
+    ending = stated_ending(result, spec)
+    kept = _kept(ending, spec, ledger)
     checked = None
     if ledger is not None:
         opened = (
@@ -133,39 +149,27 @@ def gather(
             else Ledger.open(ledger, read_only=True)
         )
         with opened as book:
-            checked = _check_ledger(book, result, spec, kept == "by the clients")
+            checked = _check_ledger(book, result, spec, one_of_many=ending == OWN_LEDGERS)
+            if ending not in ("", NO_LEDGER, OWN_LEDGERS):
+                ending = _ending_now(ending, book, checked, result, spec)
         kept = "verified"
     if audit is not None:
         check_audit(audit)
-        _check_same_run(audit, result, spec, len(clients))
-    return Facts(result, spec, clients, kept, checked, audit)
+        check_same_kind(audit, result)
+    return Facts(result, spec, clients, kept, checked, audit, ending)
 
 
-def participants(result: FedClustResult) -> tuple[str, ...]:
-    """The clients of a run, in the order in which they were asked."""
-    asked = (client for exchange in result.history for client in exchange.asked)
-    found = dict.fromkeys([*result.spent, *result.anchors, *asked])
-    if result.privacy.get("protection") == "ckks":
-        found.pop(KEY_HOLDER, None)
-    return tuple(found or (result.client_clusters or {}))
-
-
-def _kept(result: FedClustResult, spec: PrivacySpec, ledger: Any) -> Kept:
-    """Where the ledger must be, by what the guarantee says about it."""
-    says = result.guarantee
-    if says.startswith(NO_CLAIM):
+def _kept(ending: str, spec: PrivacySpec, ledger: Any) -> Kept:
+    """Where the ledger must be, by how the guarantee ends."""
+    if not ending:
         if ledger is not None and getattr(ledger, "path", ledger) is not None:
             raise ParameterError(
                 "a run with NO DP CLAIM is charged to no ledger: leave the ledger out of its report"
             )
         return "in memory" if spec.is_private else "none"
-    if not says.startswith(spec.describe()):
-        raise ParameterError(
-            "the result's guarantee is not what its privacy spec says: one of the two was edited"
-        )
-    if says.endswith(OWN_LEDGERS):
+    if ending == OWN_LEDGERS:
         return "by the clients"
-    if says.endswith(NO_LEDGER):
+    if ending == NO_LEDGER:
         return "in memory"
     if ledger is None:
         raise ParameterError(
@@ -175,8 +179,34 @@ def _kept(result: FedClustResult, spec: PrivacySpec, ledger: Any) -> Kept:
     return "verified"
 
 
+def _ending_now(
+    stated: str, ledger: Ledger, facts: LedgerFacts, result: FedClustResult, spec: PrivacySpec
+) -> str:
+    """How the claim ends by what is on the ledger now, where later runs may have come.
+
+    What the result says must be what could be said when the run ended, or at some time since.
+    """
+    known: set[Quorum] = set()
+    possible = {EXPERIMENTS}
+    last = max(rows for rows, _ in result.anchors.values())
+    for row in facts.rows:
+        quorum = quorum_in(row)
+        new = quorum is not None and quorum not in known
+        known |= set() if quorum is None else {quorum}
+        if row.number == last or (new and row.number > last):
+            possible.add(on_the_ledger(spec, facts.limit, known))
+    if stated not in possible:
+        raise ParameterError(
+            f"the result's guarantee ends {stated[:400]!r}, which is not what its ledger says: one "
+            "of the two was edited"
+        )
+    if ledger.has_experiments or stated == EXPERIMENTS:
+        return EXPERIMENTS
+    return on_the_ledger(spec, facts.limit, known)
+
+
 def _check_ledger(
-    ledger: Ledger, result: FedClustResult, spec: PrivacySpec, one_of_many: bool
+    ledger: Ledger, result: FedClustResult, spec: PrivacySpec, *, one_of_many: bool
 ) -> LedgerFacts:
     for name in ("unit", "adjacency"):
         ours, theirs = getattr(spec, name), getattr(ledger, name)
@@ -195,7 +225,6 @@ def _check_ledger(
         )
     ledger.verify(anchors.values())
     rows = ledger.rows()
-    run = _run_of(rows, anchors)
     facts = LedgerFacts(
         ledger.limit,
         ledger.unit,
@@ -204,20 +233,11 @@ def _check_ledger(
         rows,
         ledger.anchor(),
         len(anchors),
-        run,
-        frozenset(ledger.quorums()),
+        run_of(rows, anchors, result, whole=not one_of_many),
     )
+    check_rows([row for row in rows if row.charge.run == facts.run], result, spec)
     _check_spending(facts, result, spec, exact=not one_of_many)
     return facts
-
-
-def _run_of(rows: Sequence[Row], anchors: Mapping[str, Anchor]) -> str | None:
-    """What the run is called: a client's anchor is the row of its own last release."""
-    last = {client: rows[anchor.rows - 1] for client, anchor in anchors.items() if anchor.rows}
-    found = {row.charge.run for client, row in last.items() if row.charge.client == client}
-    if len(found) > 1:
-        raise ParameterError("the result's anchors are of several runs: it was put together")
-    return found.pop() if found else None
 
 
 def _check_spending(
@@ -229,17 +249,23 @@ def _check_spending(
         row.charge.client: row.run_totals for row in ledger.rows if row.charge.run == ledger.run
     }
     for client, spent in totals.items():
+        if client not in result.spent:
+            raise ParameterError(
+                f"the ledger has rows of {client!r} in this run, and the result does not know it"
+            )
         if not limit.allows(*spent):
             raise ParameterError(
                 f"the result promises epsilon {limit.epsilon:g}, and the ledger has "
                 f"{epsilon_of(limit.delta, spent.mu):.4g} for {client!r} in this run: one of the "
                 "two is of another run"
             )
-    if not exact:
-        return
     for client, stated in result.spent.items():
+        if not exact and client not in totals:
+            continue
         booked = epsilon_of(limit.delta, totals.get(client, Totals()).mu)
-        if not math.isclose(stated, booked, rel_tol=1e-6, abs_tol=1e-9):
+        close = math.isclose(stated, booked, rel_tol=1e-6, abs_tol=1e-9)
+        # Where clients keep their own ledgers it is what they were asked to spend.
+        if not close and (exact or stated < booked):
             raise ParameterError(
                 f"the result says that {client!r} spent epsilon {stated:.4g} in this run, and the "
                 f"ledger {booked:.4g}: one of the two is of another run"
@@ -265,8 +291,10 @@ def _problem(finding: Finding) -> str | None:
         return f"verdict {finding.verdict!r} is none"
     if finding.kind not in ("statistical", "structural", "exhibit"):
         return f"kind {finding.kind!r} is none"
-    numbers = [finding.figure, *(finding.interval or ())]
-    numbers += [] if finding.ceiling is None else [finding.ceiling]
+    low, high = finding.interval or (None, None)
+    if finding.interval is not None and low is None:
+        return "its interval has no lower end"
+    numbers = [n for n in (low, high, finding.ceiling) if n is not None] + [finding.figure]
     if not all(_is_number(number) for number in numbers):
         return "a figure is not a finite number"
     for point in finding.curve:
@@ -279,9 +307,9 @@ def _problem(finding: Finding) -> str | None:
     return None
 
 
-def _check_same_run(
-    audit: Audit, result: FedClustResult, spec: PrivacySpec, n_clients: int
-) -> None:
+def check_same_kind(audit: Audit, result: FedClustResult) -> None:
+    """Refuse an audit that is not of runs like this one."""
+    spec, n_clients = PrivacySpec.from_dict(result.privacy), len(participants(result))
     theirs = with_quorum(PrivacySpec.from_dict(audit.privacy), n_clients)
     pairs: Iterable[tuple[str, Any, Any]] = (
         ("algorithm", audit.algorithm, result.algorithm),

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from secure_fedclust.audit.findings import Audit
+from secure_fedclust.audit.report.agreement import NO_CLAIM, check_result
 from secure_fedclust.audit.report.content import installed_versions, report_of
-from secure_fedclust.audit.report.facts import NO_CLAIM
+from secure_fedclust.audit.report.facts import check_same_kind
 from secure_fedclust.audit.report.page import render
 from secure_fedclust.errors import ParameterError
+from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.result import UNREADABLE, FedClustResult
 
 RUN_FORMAT = "secure_fedclust run 1"
@@ -37,9 +39,33 @@ def write_run(folder: str | Path, *, command: str, ledger: str | None = None) ->
         "command": command,
         "ledger": ledger,
     }
+    remove_report(folder)
+    _replace({Path(folder) / RUN: json.dumps(content, indent=1)})
+
+
+def remove_report(folder: str | Path) -> None:
+    """Take away a report that is no longer one of what is in the folder."""
     for name in (PAGE, REPORT):
         (Path(folder) / name).unlink(missing_ok=True)
-    _replace({Path(folder) / RUN: json.dumps(content, indent=1)})
+
+
+def read_result(folder: str | Path) -> FedClustResult | None:
+    """The result of the run whose folder it is; None if it is none's."""
+    path = Path(folder) / RESULT
+    return FedClustResult.load(path) if path.is_file() else None
+
+
+def check_fits(audit: Audit, result: FedClustResult) -> None:
+    """Refuse an audit that a report of this result would refuse, whatever it finds.
+
+    Parameters
+    ----------
+    audit : Audit
+        Findings need not be there yet.
+    result : FedClustResult
+    """
+    check_result(result, PrivacySpec.from_dict(result.privacy))
+    check_same_kind(audit, result)
 
 
 def write_report(
@@ -69,11 +95,11 @@ def write_report(
         If the ledger does not hold.
     """
     place = Path(folder)
-    if not (place / RESULT).is_file():
+    result = read_result(place)
+    if result is None:
         raise ParameterError(
             f"{place} has no {RESULT}: give the folder that `secure-fedclust run --out` has made"
         )
-    result = FedClustResult.load(place / RESULT)
     run = _read_run(place / RUN)
     audit = Audit.load(place / AUDIT) if (place / AUDIT).exists() else None
     content = report_of(

@@ -48,8 +48,8 @@ def attacks(content: Content) -> str:
                         for f in chosen
                     ],
                 ),
-                f"{measure}: bars are what was measured, thin lines where it may truly be, dashed "
-                "lines what the claim allows.",
+                f"{measure}: bars are what was measured, thin lines where it may truly be (an "
+                "arrow: no upper end is known), dashed lines what the claim allows.",
             )
         )
     parts += [_curve(f, content) for f in found if f["curve"]]
@@ -83,13 +83,17 @@ def _findings(caption: str, findings: Sequence[Content], *, verdicts: bool = Tru
 
 
 def _measured(finding: Content) -> str:
-    words = f"{finding['measure']} {finding['figure']:.4g}"
-    if finding["interval"] is not None:
-        low, high = finding["interval"]
-        words += f" ({low:.4g} to {high:.4g}"
-        sure = finding["confidence"]
-        words += ")" if sure is None else f", with {100 * sure:.4g}% confidence)"
-    return words
+    measure, value = finding["measure"], finding["figure"]
+    if finding["interval"] is None:
+        return f"{measure} {value:.4g}"
+    low, high = finding["interval"]
+    confidence = finding["confidence"]
+    sure = "" if confidence is None else f", with {100 * confidence:.4g}% confidence"
+    if high is not None:
+        return f"{measure} {value:.4g} ({low:.4g} to {high:.4g}{sure})"
+    if value == low:
+        return f"{measure} at least {low:.4g}{sure}"
+    return f"{measure} {value:.4g} (at least {low:.4g}{sure})"
 
 
 def _more(findings: Sequence[Content]) -> str:

@@ -7,9 +7,20 @@ from typing import Any
 
 Cells = Sequence[Any]
 
+# They turn the text around that follows them, so that it reads otherwise than it is.
+_TURNING = {
+    code: f"\\u{code:04x}"
+    for code in (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+
 
 class Markup(str):
     """Text that is HTML already."""
+
+
+def escaped(words: str) -> str:
+    """Text as HTML, within quotes too."""
+    return escape(words.translate(_TURNING), quote=True)
 
 
 def text(value: Any) -> str:
@@ -24,7 +35,7 @@ def text(value: Any) -> str:
         return number(value)
     if isinstance(value, int):
         return f"{value:,}"
-    return escape(str(value), quote=True)
+    return escaped(str(value))
 
 
 def number(value: float) -> str:
@@ -62,12 +73,12 @@ def section(name: str, title: str, *parts: str) -> str:
 
 def status(word: str) -> Markup:
     """A word in a coloured frame: the word says it, not the colour."""
-    return Markup(f'<span class="status {escape(word, quote=True)}">{escape(word)}</span>')
+    return Markup(f'<span class="status {escaped(word)}">{escaped(word)}</span>')
 
 
 def code(words: str) -> Markup:
     """A command, or a hash."""
-    return Markup(f"<code>{escape(words)}</code>")
+    return Markup(f"<code>{escaped(words)}</code>")
 
 
 def figure(drawing: str, caption: str) -> str:
@@ -140,4 +151,4 @@ def _is_number(value: Any) -> bool:
 
 
 def _kind(kind: str | None) -> str:
-    return "" if kind is None else f' class="{escape(kind, quote=True)}"'
+    return "" if kind is None else f' class="{escaped(kind)}"'

@@ -315,6 +315,8 @@ def _reproduce(content: Content) -> str:
     parts = []
     if again["command"]:
         parts.append(paragraph("The run, again:") + f"<pre>{code(again['command'])}</pre>")
+    elif again["left_out"]:
+        parts.append(paragraph(f"The command of the run was {again['left_out']}."))
     parts.append(paragraph(again["noise"]))
     if again["verify"]:
         parts.append(
@@ -324,6 +326,13 @@ def _reproduce(content: Content) -> str:
     given = {**run["parameters"]}
     spec = content["privacy"]
     features = run["feature_names"] or [f"feature {i + 1}" for i in range(run["n_features"])]
+    parts.append(
+        paragraph(
+            "The files result.json and audit.json are not signed: whoever could write them could "
+            "change them. What was checked is that they, and the ledger where there is one, fit "
+            "together."
+        )
+    )
     parts += [
         table(
             f"{run['algorithm']}: parameters, and the privacy spec",

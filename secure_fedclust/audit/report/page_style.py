@@ -66,7 +66,7 @@ svg .curve{fill:none;stroke:var(--bad);stroke-width:2;stroke-dasharray:7 4}
 svg .chance{fill:none;stroke:#8993a1;stroke-dasharray:2 4}
 svg .measured{fill:none;stroke:var(--mark);stroke-width:2}
 svg .dots{fill:var(--mark)}svg .track{fill:#eef1f5}svg .bar{fill:#7fa3cf}
-svg .interval{stroke:var(--ink);stroke-width:2}
+svg .interval{stroke:var(--ink);stroke-width:2;fill:none}
 footer{margin-top:3rem;border-top:1px solid var(--line);padding-top:.75rem}
 @media screen and (max-width:46rem){
 html{font-size:15px}body{padding:1rem .8rem 3rem}

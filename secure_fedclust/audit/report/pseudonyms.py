@@ -1,8 +1,12 @@
 """Names of clients that stay out of a report unless asked for."""
 
 import re
-from collections.abc import Iterable, Mapping
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+LONG = 4
+"""Letters from which on a name is found within other words, too."""
 
 
 class Names:
@@ -18,8 +22,8 @@ class Names:
     Examples
     --------
     >>> names = Names(["Oslo", "Bergen"])
-    >>> names("Bergen"), names.text("records of Oslo"), names.of({"Oslo": 3})
-    ('client 2', 'records of client 1', {'client 1': 3})
+    >>> names("Bergen"), names.text("OSLO, and /srv/oslo2"), names.keys({"Oslo": 3})
+    ('client 2', 'client 1, and /srv/[client 1]2', {'client 1': 3})
     """
 
     def __init__(self, clients: Iterable[str], shown: bool = False) -> None:
@@ -28,33 +32,78 @@ class Names:
         self._called = {
             client: client if shown else f"client {i}" for i, client in enumerate(known, 1)
         }
-        longest = sorted(known, key=len, reverse=True)
-        # All at once, as a client's name may be what another one is called here.
-        self._pattern = re.compile(
-            "|".join(rf"(?<![^\W_]){re.escape(name)}(?![^\W_])" for name in longest) or r"(?!)",
-            re.IGNORECASE,
-        )
-        self._folded = {name.casefold(): called for name, called in self._called.items()}
+        self._folded: dict[str, str] = {}
+        for client, called in self._called.items():
+            bare = _bare(_fold(client)[0])
+            self._folded[bare] = called if bare not in self._folded else "a client"
+        self._within = _pattern(known, lambda name: len(_bare(_fold(name)[0])) >= LONG)
+        self._whole = _pattern(known, lambda _: False)
+        self._anywhere = _pattern(known, lambda name: len(name) > 1 and not name.isdecimal())
 
     def __call__(self, client: str) -> str:
         """What this client is called."""
         return self._called[client]
 
-    def text(self, words: str) -> str:
-        """Words of a user's, in which names may occur."""
+    def text(self, written: str) -> str:
+        """What a user wrote, in which names may occur within words, too."""
+        return self._without(self._within, written)
+
+    def words(self, said: str) -> str:
+        """What the program says, in which names are words of their own, and numbers numbers."""
+        return self._without(self._whole, said, numbers=True)
+
+    def keys(self, value: Any) -> Any:
+        """A parameter, of which a mapping is by client, and nothing else is a name."""
+        if not isinstance(value, Mapping):
+            return value
+        return {self._called[str(key)]: item for key, item in value.items()}
+
+    def could_be_in(self, written: str) -> bool:
+        """Whether a name that is not to be shown could be in what a user wrote."""
+        return not self.shown and self._anywhere.search(_fold(written)[0]) is not None
+
+    def _without(self, pattern: re.Pattern[str], text: str, *, numbers: bool = False) -> str:
         if self.shown:
-            return words
-        return self._pattern.sub(
-            lambda found: self._folded.get(found.group().casefold(), "a client"), words
-        )
+            return text
+        folded, origin = _fold(text)
+        composed = unicodedata.normalize("NFKC", text)
+        parts, done = [], 0
+        for found in pattern.finditer(folded):
+            if numbers and found.group().isdecimal():
+                continue
+            start, end = origin[found.start()], origin[found.end() - 1] + 1
+            called = self._folded[_bare(found.group())]
+            # Within a word: "client 12" would be somebody else.
+            beside = composed[max(0, start - 1) : start], composed[end : end + 1]
+            if any(map(str.isalnum, beside)):
+                called = f"[{called}]"
+            parts += [composed[done:start], called]
+            done = end
+        return "".join([*parts, composed[done:]]) if parts else text
 
-    def of(self, value: Any) -> Any:
-        """A user's value, with names taken out wherever they are."""
-        if isinstance(value, Mapping):
-            return {self._key(str(key)): self.of(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.of(item) for item in value]
-        return self.text(value) if isinstance(value, str) else value
 
-    def _key(self, key: str) -> str:
-        return self._called[key] if key in self._called else self.text(key)
+def _pattern(names: Iterable[str], inside: Callable[[str], bool]) -> re.Pattern[str]:
+    """Finds folded names, the longest first, whatever stands between their words."""
+    ways = []
+    for name in sorted(names, key=len, reverse=True):
+        folded = _fold(name)[0]
+        words = re.findall(r"[^\W_]+", folded)
+        way = r"[\W_]*".join(map(re.escape, words)) if words else re.escape(folded)
+        ways.append(way if inside(name) else rf"(?<![^\W_]){way}(?![^\W_])")
+    return re.compile("|".join(way for way in ways if way) or r"(?!)")
+
+
+def _fold(text: str) -> tuple[str, list[int]]:
+    """Text without case, marks and ways of writing, and which character each of it came from."""
+    folded, origin = [], []
+    for i, character in enumerate(unicodedata.normalize("NFKC", text)):
+        for part in unicodedata.normalize("NFKD", character.casefold()):
+            if not unicodedata.combining(part):
+                folded.append(part)
+                origin.append(i)
+    return "".join(folded), origin
+
+
+def _bare(folded: str) -> str:
+    """Without what stands between words."""
+    return re.sub(r"[\W_]+", "", folded) or folded

@@ -6,8 +6,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from secure_fedclust.privacy import domain, mechanism, queries, release, sensitivity
+from secure_fedclust.privacy import (
+    accounting,
+    domain,
+    ledger,
+    mechanism,
+    queries,
+    release,
+    sensitivity,
+)
 from secure_fedclust.privacy.mechanism import Noisy, noise_level
+from secure_fedclust.protocols import client
 
 
 @dataclass(frozen=True)
@@ -15,6 +24,7 @@ class PlantedBug:
     """One mistake.
 
     `detectors` are the findings that must FAIL; the first is the one that the bug is meant for.
+    `rounds` are those of the run that shows it.
     """
 
     name: str
@@ -22,6 +32,7 @@ class PlantedBug:
     detectors: tuple[str, ...]
     plant: Callable
     adjacency: str = "add_remove"
+    rounds: int = 1
 
 
 def _halve_noise(patch):
@@ -137,6 +148,140 @@ def _other_noise_when_asked_again(patch):
     patch.setattr(release.Releases, "keep", lambda self, *given: None)
 
 
+def _exact_replies(patch):
+    draw = client.PrivateClient.release
+
+    def answer(self, query, share):
+        noisy = draw(self, query, share)
+        exact = query.answer(self.X, self.spec.adjacency, noisy.exponent)
+        return replace(noisy, fields=exact.fields)
+
+    patch.setattr(client.PrivateClient, "release", answer)
+
+
+def _exact_number_beside_the_noise(patch):
+    fields = client.PrivateClient.reply
+    patch.setattr(
+        client.PrivateClient,
+        "reply",
+        lambda self, noisy, **more: (
+            fields(self, noisy, **more) | {"sigma": noisy.sigma + len(self.X)}
+        ),
+    )
+
+
+def _noise_where_it_is_cheap(patch):
+    add = mechanism.noise
+
+    def noise(bounded, sigma, sampler):
+        noisy = add(bounded, sigma, sampler)
+        # As much noise in all as there should be, but hardly any for counts.
+        parts = {"sums": 1.22, "counts": 0.2}
+        fields = {
+            name: exact + np.rint((noisy.fields[name] - exact) * parts[name]).astype(np.int64)
+            for name, exact in bounded.fields.items()
+        }
+        return replace(noisy, fields=fields)
+
+    patch.setattr(release, "noise", noise)
+
+
+def _one_draw_a_cluster(patch):
+    add = mechanism.noise
+
+    def noise(bounded, sigma, sampler):
+        noisy = add(bounded, sigma, sampler)
+        fields = {
+            name: exact + (noisy.fields[name] - exact)[:, :1]
+            if exact.ndim == 2
+            else noisy.fields[name]
+            for name, exact in bounded.fields.items()
+        }
+        return replace(noisy, fields=fields)
+
+    patch.setattr(release, "noise", noise)
+
+
+def _same_noise_scaled(patch):
+    add, kept = mechanism.noise, {}
+
+    def noise(bounded, sigma, sampler):
+        noisy = add(bounded, sigma, sampler)
+        # Each second release has the noise of the one before, as large as it should be.
+        before = kept.pop(bounded.coordinates, None)
+        unit = {n: (noisy.fields[n] - exact) / sigma for n, exact in bounded.fields.items()}
+        if before is None:
+            kept[bounded.coordinates] = unit
+            return noisy
+        fields = {
+            name: exact + np.rint(before[name] * sigma).astype(np.int64)
+            for name, exact in bounded.fields.items()
+        }
+        return replace(noisy, fields=fields)
+
+    patch.setattr(release, "noise", noise)
+
+
+def _no_tails(patch):
+    add = mechanism.noise
+    wide = math.sqrt(3)
+
+    def noise(bounded, sigma, sampler):
+        rng = np.random.default_rng()
+        return add(
+            bounded,
+            sigma,
+            lambda s, n: np.rint(rng.uniform(-wide * s, wide * s, n)).astype(np.int64),
+        )
+
+    patch.setattr(release, "noise", noise)
+
+
+def _less_noise_for_many_records(patch):
+    add, sizes = mechanism.noise, []
+    answer = queries.CellSums.answer
+
+    def counted(self, X, adjacency, exponent):
+        sizes.append(max(1, len(X)))
+        return answer(self, X, adjacency, exponent)
+
+    def noise(bounded, sigma, sampler):
+        part = math.sqrt(sizes[-1])
+        return add(bounded, sigma, lambda s, n: sampler(s / part, n))
+
+    patch.setattr(queries.CellSums, "answer", counted)
+    patch.setattr(release, "noise", noise)
+
+
+def _wrong_accounting(patch):
+    right = accounting.mu_of
+    patch.setattr(accounting, "mu_of", lambda epsilon, delta: 2 * right(epsilon, delta))
+
+
+def _fast_sampler(patch):
+    patch.setattr(release.Releases, "_sampler", lambda self: mechanism.fast_noise)
+
+
+def _no_lifetime_budget(patch):
+    allows = accounting.Limit.allows
+    lifetime = []
+
+    def charge(self, charge, *, plan=None):
+        lifetime.append(self.limit)
+        try:
+            return book(self, charge, plan=plan)
+        finally:
+            lifetime.pop()
+
+    book = ledger.Ledger.charge
+    patch.setattr(ledger.Ledger, "charge", charge)
+    patch.setattr(
+        accounting.Limit,
+        "allows",
+        lambda self, *spent: (bool(lifetime) and self is lifetime[-1]) or allows(self, *spent),
+    )
+
+
 GAME = "distinguishing game"
 
 BUGS = (
@@ -169,5 +314,29 @@ BUGS = (
         "structural",
         ("answers to repeated requests",),
         _other_noise_when_asked_again,
+    ),
+    PlantedBug("exact replies", "structural", ("nothing else leaves",), _exact_replies),
+    PlantedBug(
+        "exact number beside the noise",
+        "structural",
+        ("nothing else leaves",),
+        _exact_number_beside_the_noise,
+    ),
+    PlantedBug("fast sampler", "structural", ("source of noise",), _fast_sampler),
+    PlantedBug("no lifetime budget", "structural", ("order of charging",), _no_lifetime_budget),
+    PlantedBug("wrong accounting", "statistical", (GAME, "sensitivity"), _wrong_accounting),
+    PlantedBug(
+        "noise where it is cheap", "statistical", ("noise as charged",), _noise_where_it_is_cheap
+    ),
+    PlantedBug(
+        "less noise for many records",
+        "statistical",
+        ("noise as charged",),
+        _less_noise_for_many_records,
+    ),
+    PlantedBug("one draw a cluster", "statistical", ("independent noise",), _one_draw_a_cluster),
+    PlantedBug("no tails", "statistical", ("shape of noise",), _no_tails),
+    PlantedBug(
+        "same noise scaled", "statistical", ("independent noise",), _same_noise_scaled, rounds=2
     ),
 )

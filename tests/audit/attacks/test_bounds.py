@@ -20,7 +20,6 @@ def test_bounds_exceed_the_truth_no_more_often_than_their_confidence_allows(epsi
     # At most 5% in the long run; 37 of 400 would be four standard deviations more.
     assert sum(bounds.mu > mu for bounds in found) < 37
     assert sum(bounds.epsilon > epsilon for bounds in found) < 37
-    assert sum(bounds.highest_epsilon < epsilon for bounds in found) < 400
 
 
 # Medians of fifteen: docs/results.md has the whole table.
@@ -51,7 +50,7 @@ def test_randomised_response_is_bounded_without_assuming_a_gaussian():
 def test_worlds_that_never_overlap_give_a_large_finite_bound():
     bounds = lower_bounds(np.zeros(1000), np.ones(1000), DELTA, 0.95)
     assert 4 < bounds.epsilon < 10
-    assert np.isfinite([bounds.mu, bounds.gaussian_epsilon, bounds.highest_epsilon]).all()
+    assert np.isfinite([bounds.mu, bounds.gaussian_epsilon]).all()
 
 
 def test_a_score_that_is_met_exactly_is_noticed():
@@ -64,7 +63,6 @@ def test_equal_worlds_give_nothing():
     rng = np.random.default_rng(4)
     bounds = lower_bounds(*worlds(0.0, 1000, rng), DELTA, 0.95)
     assert bounds.epsilon == bounds.mu == 0
-    assert bounds.highest_epsilon < 3
 
 
 def test_too_few_trials_are_refused():

@@ -7,6 +7,7 @@ import pytest
 
 from secure_fedclust import FKM, FedGEM, KFed, PrivacySpec
 from secure_fedclust.audit.attacks.game import distinguish, judge, play, release_once
+from secure_fedclust.audit.attacks.noise import as_charged
 from secure_fedclust.audit.attacks.pairs import floor_pair, worst_pair
 from secure_fedclust.audit.attacks.rehearsal import Outlets, flat
 from secure_fedclust.privacy import mechanism, release
@@ -93,8 +94,8 @@ def test_noise_of_others_in_a_sum_is_not_taken_for_granted(rehearsed, monkeypatc
     monkeypatch.setattr(
         release, "noise", lambda exact, sigma, draw: add(exact, sigma, lambda s, n: 0 * draw(s, n))
     )
-    game, size = distinguish(rehearsal, pair, 400, 0.95, 1)
-    assert size.verdict == "FAIL"
+    game, noise = distinguish(rehearsal, pair, 400, 0.95, 1)
+    assert as_charged(noise, 0.95).verdict == "FAIL"
     assert game.trials == 400
 
 

@@ -6,7 +6,8 @@ from functools import cache
 import numpy as np
 
 from secure_fedclust import FKM, GOLD, FeCA, FedGEM, KFed, Ledger, PrivacySpec
-from secure_fedclust.audit.findings import Audit, Finding
+from secure_fedclust.audit.findings import CHECKS, Audit, Finding
+from secure_fedclust.audit.report.content import installed_versions
 
 SITES = ("Aachen", "Bergen", "Como", "Delft", "Essen")
 RANGES = [(-5, 15), (-5, 15)]
@@ -89,16 +90,19 @@ EXHIBIT = finding(
     curve=(),
     words="Every record was read off the message.",
 )
-CHECK = finding(
-    "order of charging",
-    kind="structural",
-    measure="violations",
-    figure=0,
-    interval=None,
-    ceiling=0,
-    confidence=None,
-    more={},
-    curve=(),
+ALL_CHECKS = tuple(
+    finding(
+        name,
+        kind="structural",
+        measure="violations",
+        figure=0,
+        interval=None,
+        ceiling=0,
+        confidence=None,
+        more={},
+        curve=(),
+    )
+    for name in CHECKS
 )
 
 
@@ -113,8 +117,8 @@ def audit_of(model, *findings, **given):
             "n_clients": len(SITES),
             "n_features": 2,
             "trials": 2000,
-            "findings": findings or (finding(), CHECK, EXHIBIT),
-            "versions": {"numpy": "2"},
+            "findings": (*(findings or (finding(), EXHIBIT)), *ALL_CHECKS),
+            "versions": installed_versions(),
         }
         | given
     )

@@ -5,7 +5,8 @@ from importlib import resources
 import pytest
 from jsonschema import Draft202012Validator
 
-from secure_fedclust import FKM, FedGEM, ParameterError, PrivacySpec, release_synopsis
+from secure_fedclust import FKM, ParameterError, PrivacySpec, release_synopsis
+from secure_fedclust.audit.findings import CHECKS
 from secure_fedclust.audit.report import crosscheck
 from secure_fedclust.audit.report.content import report_of
 from secure_fedclust.audit.report.crosscheck import AccountingError
@@ -163,35 +164,6 @@ def test_the_key_holder_is_said_to_have_seen_sums():
     assert content["trust"]["model"] == "distributed"
 
 
-def test_names_are_shown_if_asked_for_and_hidden_otherwise():
-    model = fit(FedGEM(dict.fromkeys(SITES, 2)), spec())
-    hidden = report(model, command="secure-fedclust run Bergen.toml --out aachen")
-    assert_no_names(json.dumps(hidden), render(hidden))
-    assert hidden["run"]["parameters"]["n_local_clusters"] == {
-        f"client {i}": 2 for i in range(1, 6)
-    }
-    assert [c["client"] for c in hidden["clients"]["clients"]] == [
-        f"client {i}" for i in range(1, 6)
-    ]
-    assert {row["client"] for row in hidden["ledger"]["book"]["rows"]} == {
-        f"client {i}" for i in range(1, 6)
-    }
-    assert hidden["reproduce"]["command"] == "secure-fedclust run client 2.toml --out client 1"
-    shown = report(model, names=True)
-    assert [c["client"] for c in shown["clients"]["clients"]] == list(SITES)
-    assert "Bergen" in render(shown) and "names were left out" not in render(shown)
-
-
-def test_names_of_clients_of_earlier_runs_on_the_ledger_are_hidden_too(tmp_path):
-    path = new_ledger(tmp_path / "l.sqlite", epsilon=20)
-    clients = sites()
-    fit(FKM(2), spec(), path, {"Zagreb": clients["Aachen"], "Ypern": clients["Como"]})
-    model = fit(FKM(2), spec(), path, clients)
-    content = report(model)
-    text = json.dumps(content) + render(content)
-    assert "Zagreb" not in text and "Ypern" not in text and "client 7" in text
-
-
 def test_the_ledger_is_there_row_by_row_with_what_is_left(tmp_path):
     path = new_ledger(tmp_path / "l.sqlite", epsilon=8, dataset="letters <1>")
     fit(FKM(2), spec(), path)
@@ -267,7 +239,7 @@ def test_findings_are_shown_beside_the_claim_and_exhibits_apart():
     assert content["audited"] == "PASS" and content["verdict"] == "DP CLAIM"
     assert [f["name"] for f in content["audit"]["findings"]] == [
         "distinguishing game",
-        "order of charging",
+        *CHECKS,
     ]
     assert [f["name"] for f in content["audit"]["exhibits"]] == ["AFCL's message"]
     page = render(content)
@@ -277,12 +249,27 @@ def test_findings_are_shown_beside_the_claim_and_exhibits_apart():
     assert "These say nothing about this run" in page
 
 
+def test_a_lower_bound_has_no_upper_end():
+    model = fitted("FKM")
+    bound = finding(figure=0.81, interval=(0.81, None), confidence=0.993)
+    point = finding("one-run audit", measure="x", figure=0.9, interval=(0.7, None), curve=())
+    content = report(model, audit=audit_of(model, bound, point))
+    assert content["audit"]["findings"][0]["interval"] == [0.81, None]
+    page = render(content)
+    assert "epsilon at least 0.81, with 99.3% confidence" in page
+    assert "x 0.9 (at least 0.7, with 95% confidence)" in page
+    assert page.count('class="interval open"') == 2 and "no upper end is known" in page
+    closed = render(report(model, audit=audit_of(model)))
+    assert 'class="interval"' in closed and "interval open" not in closed
+
+
 def test_a_failed_audit_takes_the_claim_away():
     model = fitted("FKM")
     failed = finding(figure=9.0, interval=(9.0, 11.0), verdict="FAIL", words="Epsilon is above 9.")
     content = report(model, audit=audit_of(model, failed, EXHIBIT))
     assert content["verdict"] == "NO DP CLAIM" and content["audited"] == "FAIL"
-    assert "Epsilon is above 9" in content["claim"] and content["meaning"] is None
+    assert content["claim"].endswith("distinguishing game: more was found than the claim allows")
+    assert content["meaning"] is None and "Epsilon is above 9" in render(content)
     assert "nothing is claimed" in json.dumps(content["saw"])
 
 
@@ -291,7 +278,7 @@ def test_names_in_what_an_attack_says_are_hidden_too():
     said = {"words": "Of Bergen.", "threat": "knows Como", "more": {"Essen": 1.0, "x": "Delft"}}
     failed = finding(figure=9.0, interval=(9.0, 11.0), verdict="FAIL", **said)
     content = report(model, audit=audit_of(model, failed))
-    assert "Of client 2" in content["claim"]
+    assert content["audit"]["findings"][0]["words"] == "Of client 2."
     assert_no_names(json.dumps(content), render(content))
 
 
@@ -334,6 +321,9 @@ def test_an_audit_of_another_kind_of_run_is_refused(change, message):
         ({"verdict": "FINE"}, "verdict 'FINE'"),
         ({"figure": math.inf}, "finite"),
         ({"interval": (5.0, 6.0)}, "PASS, though 5 is beyond the ceiling of 4"),
+        ({"interval": (5.0, None)}, "PASS, though 5 is beyond the ceiling of 4"),
+        ({"interval": (None, 6.0)}, "no lower end"),
+        ({"interval": (1.0, math.inf)}, "finite"),
     ],
 )
 def test_an_audit_that_cannot_be_right_is_refused(change, message):

@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 
 from secure_fedclust import FKM, LedgerError, ParameterError, PrivacySpec
-from secure_fedclust.audit.report.content import report_of
-from secure_fedclust.audit.report.folder import write_report, write_run
+from secure_fedclust.audit.report.content import installed_versions, report_of
+from secure_fedclust.audit.report.folder import (
+    check_fits,
+    read_result,
+    remove_report,
+    write_report,
+    write_run,
+)
 from secure_fedclust.audit.report.page import render
 from secure_fedclust.cli import main
 from secure_fedclust.engines import InProcessEngine
@@ -104,6 +110,24 @@ def test_a_new_run_removes_the_report_of_an_earlier_one(folder):
     assert not (folder / "report.html").exists() and not (folder / "report.json").exists()
 
 
+def test_whether_an_audit_fits_is_known_before_it_has_findings(folder, made, tmp_path):
+    result = read_result(folder)
+    assert result.guarantee == made[1].guarantee_ and read_result(tmp_path / "x") is None
+    check_fits(replace(audit_of(made[1]), findings=()), result)
+    with pytest.raises(ParameterError, match="number of clients differs"):
+        check_fits(replace(audit_of(made[1]), findings=(), n_clients=3), result)
+    with pytest.raises(ParameterError, match="the result's spent"):
+        check_fits(audit_of(made[1]), replace(result, spent={}))
+
+
+def test_a_report_that_no_longer_holds_can_be_removed(folder):
+    page = write_report(folder)
+    remove_report(folder)
+    assert not page.exists() and not (folder / "report.json").exists()
+    remove_report(folder)
+    assert (folder / "result.json").exists()
+
+
 def test_without_a_result_there_is_nothing_to_report(tmp_path):
     refused(tmp_path, ParameterError, "has no result.json")
 
@@ -181,7 +205,8 @@ def test_a_ledger_that_is_elsewhere_has_to_be_given(folder, tmp_path):
 
 def test_a_result_that_promises_less_than_was_spent_is_refused(folder, made):
     privacy = dict(made[1].result_.privacy) | {"epsilon": 1}
-    guarantee = PrivacySpec.from_dict(privacy).describe() + "; for this run, and for all runs"
+    said, before = made[1].guarantee_, PrivacySpec.from_dict(made[1].result_.privacy).describe()
+    guarantee = said.replace(before, PrivacySpec.from_dict(privacy).describe())
     edit(folder / "result.json", privacy=privacy, guarantee=guarantee)
     refused(folder, ParameterError, "promises epsilon 1, and the ledger has 4 for 'Aachen'")
 
@@ -193,7 +218,7 @@ def test_a_result_that_says_it_spent_less_is_refused(folder):
 
 def test_a_guarantee_that_is_not_that_of_the_spec_is_refused(folder):
     edit(folder / "result.json", guarantee="(epsilon=0.1, delta=1e-05)-differential privacy")
-    refused(folder, ParameterError, "not what its privacy spec says")
+    refused(folder, ParameterError, "not what its privacy spec and its history say")
 
 
 def test_a_ledger_for_another_adjacency_is_refused(folder, tmp_path):
@@ -212,6 +237,18 @@ def test_an_audit_of_another_run_or_without_a_curve_is_refused(folder, made):
     del content["findings"][0]["curve"]
     (folder / "audit.json").write_text(json.dumps(content))
     refused(folder, ParameterError, "audit.json is not an audit")
+
+
+def test_an_audit_of_other_versions_is_refused(folder, made):
+    versions = installed_versions()
+    for package in ("secure-fedclust", "opendp", "numpy", "scipy"):
+        audit_of(made[1], versions=versions | {package: "0.0.1"}).save(folder / "audit.json")
+        made_with = f"{package} {versions[package]}"
+        message = f"audited with {package} 0.0.1, the run was made with {made_with}: audit again"
+        refused(folder, ParameterError, message)
+    for known in (versions | {"python": "2.7"}, {"numpy": versions["numpy"]}, {}):
+        audit_of(made[1], versions=known).save(folder / "audit.json")
+        assert write_report(folder).exists()
 
 
 def test_a_run_without_a_claim_needs_no_ledger_and_takes_none(folder):
