@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from secure_fedclust.errors import LedgerError
+
 
 def add(commands: Any) -> None:
     """Add the command."""
@@ -23,9 +25,14 @@ def add(commands: Any) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from secure_fedclust.audit.report.folder import REPORT, write_report
+    from secure_fedclust.audit.report.folder import PAGE, REPORT, write_report
 
-    page = write_report(arguments.folder, ledger=arguments.ledger, names=arguments.names)
+    try:
+        page = write_report(arguments.folder, ledger=arguments.ledger, names=arguments.names)
+    except LedgerError as error:
+        if (arguments.folder / PAGE).exists():
+            raise LedgerError(f"{error}; {PAGE} there is older, and no longer holds") from error
+        raise
     content = json.loads((page.parent / REPORT).read_text(encoding="utf-8"))
     if arguments.json:
         said = {name: content[name] for name in ("verdict", "claim", "reasons", "audited")}

@@ -7,6 +7,7 @@
 import math
 import platform
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ def report_of(
         claim = f"{NO_CLAIM}: " + "; ".join(known or [line.why for line in violated])
     return {
         "format": FORMAT,
+        "made": datetime.now(UTC).date().isoformat(),
         "verdict": verdict,
         "claim": claim,
         "reasons": [
@@ -112,8 +114,8 @@ def report_of(
         "fallback": result.fallback,
         "reproduce": {
             **_command(command, called),
-            "noise": "Noise is not seeded: the same command gives other centres, with the same "
-            "guarantee, and is charged again."
+            "noise": "Noise is not seeded: the same run again gives other centres, with the same "
+            "guarantee, and is charged anew; on a ledger whose budget is spent it is refused."
             if facts.spec.is_private
             else "There is no noise; with the same random_state the centres are the same.",
             "verify": _verify_command(facts),

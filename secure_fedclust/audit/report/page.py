@@ -60,12 +60,20 @@ def render(content: Mapping[str, Any]) -> str:
         '<meta name="referrer" content="no-referrer">'
         f"<title>{text(content['verdict'])}: privacy report, {text(subject)}</title>"
         f'<link rel="icon" href="data:,"><style>{STYLE}</style></head><body>'
-        f"<header><h1>Privacy report: {text(subject)}</h1>{_lead(content)}</header>"
+        f"<header><h1>Privacy report: {text(subject)}</h1>"
+        f"{paragraph(_made(content), 'small')}{_lead(content)}</header>"
         f'<nav aria-label="Contents"><b>In this report</b>{contents}</nav><main>'
         + "".join(section(name, title, body) for name, title, body in parts)
         + f'</main><footer class="small">{text(content["format"])}. This page has no scripts and '
         "loads nothing. The same figures, all of them, are in report.json.</footer></body></html>\n"
     )
+
+
+def _made(content: Mapping[str, Any]) -> str:
+    """When, and of which data."""
+    book = content["ledger"]["book"]
+    of = f", on the data set {book['dataset']}" if book and book["dataset"] else ""
+    return f"Made on {content['made']}{of}."
 
 
 def _lead(content: Mapping[str, Any]) -> str:
@@ -74,18 +82,22 @@ def _lead(content: Mapping[str, Any]) -> str:
     claimed = verdict == "DP CLAIM"
     kind, title, words = _AUDITED[content["audited"]]
     if claimed:
-        shown = f"\N{CHECK MARK} {_headline(content)}"
+        delta = text(small(content["meaning"]["delta"]))
+        shown = text(f"\N{CHECK MARK} {_headline(content)}")
+        shown = shown.replace(delta, f'<span class="whole">{delta}</span>', 1)
     else:
         shown = "\N{MULTIPLICATION X} NO DP CLAIM"
+        if content["audit"] is None:
+            words = "There is no claim that attacks could refute."
     reasons = ""
     if content["reasons"]:
         reasons = paragraph("Why there is none:") + items(
-            Markup(f"<b>Not so:</b> {text(_reason(reason, content['claim']))}")
+            Markup(f"<b>Not fulfilled:</b> {text(_reason(reason, content['claim']))}")
             for reason in content["reasons"]
         )
     return (
         f'<div class="lead"><div class="box {"good" if claimed else "bad"}">'
-        f'<p id="verdict" data-verdict="{text(verdict)}">{text(shown)}</p>'
+        f'<p id="verdict" data-verdict="{text(verdict)}">{shown}</p>'
         f'<p id="claim">{text(sentence(content["claim"]))}</p>{reasons}</div>'
         f'<div class="box {kind}" id="audited" data-audited="{text(content["audited"])}">'
         f"{paragraph(title, 'big')}{paragraph(words)}"
@@ -112,6 +124,8 @@ def _headline(content: Mapping[str, Any]) -> str:
 def _counted(content: Mapping[str, Any]) -> str:
     """How many assumptions are of each kind."""
     states = [line["status"] for line in content["assumptions"]]
+    if content["verdict"] != "DP CLAIM":
+        return f"Of {len(states)} conditions, {states.count('violated')} not fulfilled."
     return (
         f"The claim rests on {len(states)} conditions: {states.count('enforced')} enforced, "
         f"{states.count('assumed')} assumed, {states.count('violated')} violated."

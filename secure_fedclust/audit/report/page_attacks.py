@@ -12,6 +12,8 @@ Content = Mapping[str, Any]
 def attacks(content: Content) -> str:
     """Findings about the run, and apart from them what leaks where nothing protects."""
     audit = content["audit"]
+    if audit is None and content["verdict"] != "DP CLAIM":
+        return paragraph("There is no claim that attacks could refute.")
     if audit is None:
         return paragraph(
             "This kind of run was not attacked. The claim rests on proofs, and on code that was "

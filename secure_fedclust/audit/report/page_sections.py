@@ -97,7 +97,10 @@ def _saw(content: Content) -> str:
                 "Sums that were opened",
                 ["Sum", "Numbers", "Clients in it", "Asked", "At least", "Noise inside"],
                 [
-                    [s["stage"], s["numbers"], s["in_it"], s["asked"], s["least"], s["noisy"]]
+                    [
+                        *(s[name] for name in ("stage", "numbers", "in_it", "asked", "least")),
+                        "as each client adds it" if s["noisy"] else "NONE",
+                    ]
                     for s in content["sums"]
                 ],
                 kind="plain",
@@ -180,6 +183,7 @@ def _ledger(content: Content) -> str:
             f"{small(book['delta'])} (mu {book['mu']:.4g}), unit {book['unit']}, adjacency "
             f"{book['adjacency']}. {book['runs']} run{'s' * (book['runs'] != 1)} so far."
         ),
+        paragraph(_what_is_left(book["lifetime"])),
         paragraph(Markup(f"<b>Verified:</b> {text(book['verified'])}.")),
         paragraph(Markup(f"Anchor: {code(book['anchor'])}")),
         table(
@@ -218,6 +222,13 @@ def _spending(book: Content) -> str:
         whole=True,
         level=(f"limit: mu {book['mu']:.4g}", book["mu"]),
     )
+
+
+def _what_is_left(lifetime: Sequence[Content]) -> str:
+    left = [client["left"] for client in lifetime]
+    if max(left, default=0.0) < 0.01:
+        return "Nothing is left: a further run of these clients on this ledger will be refused."
+    return f"Left for further runs: epsilon {min(left):.3g} or more for each client."
 
 
 def _rows(rows: Sequence[Content]) -> str:

@@ -29,6 +29,7 @@ background:var(--card);padding:1rem 1.25rem}
 .good #verdict,.good .big{color:var(--good)}.bad #verdict,.bad .big{color:var(--bad)}
 .wait .big{color:var(--wait)}
 #claim{font-size:1.12rem;margin:0}
+.whole{white-space:nowrap}
 .big{font-size:1.25rem;font-weight:700;margin:0 0 .25rem;line-height:1.25}
 .small,caption,figcaption,.note-text{font-size:.9rem;color:var(--soft)}
 nav{margin:1.5rem 0}nav ol{columns:2;column-gap:2rem;padding-left:1.9rem;margin:.25rem 0}
