@@ -11,6 +11,8 @@ from scipy.special import stdtr
 from secure_fedclust.sweep.table import SETTING, Row
 
 ALPHA = 0.05
+WORTH_A_WORD = 0.01
+"""Falls of ARI that are smaller are passed over, however sure."""
 FIXED = tuple(name for name in SETTING if name != "epsilon")
 
 
@@ -78,7 +80,8 @@ def _significant(comparisons: list[_Comparison]) -> list[_Comparison]:
         # Said so that NaN is never significant.
         if not comparison.p <= ALPHA / (len(ordered) - i):
             break
-        found.append(comparison)
+        if comparison.before - comparison.after >= WORTH_A_WORD:
+            found.append(comparison)
     return sorted(found, key=lambda c: (tuple(map(str, c.setting.values())), c.low, c.high))
 
 

@@ -94,3 +94,7 @@ def test_a_sweep_warns_and_keeps_the_line(content, tmp_path, monkeypatch):
     with pytest.warns(PrivacyWarning, match="KFed, protection none, 4 clients, iid: ARI falls"):
         result = sweep(SweepConfig.from_dict(content), tmp_path, jobs=1)
     assert len(result.warnings) == 1 and "at epsilon 8" in result.warnings[0]
+
+
+def test_a_fall_too_small_to_matter_is_passed_over():
+    assert falling(rows_of([0.998, 0.995, 0.993, 0.991], n=20, sd=1e-5)) == []
