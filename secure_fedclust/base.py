@@ -251,10 +251,6 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             on_progress=on_progress,
         )
 
-    def audited(self, n_clients: int, n_features: int) -> "Audit":
-        """What an audit would be of, before anything is played: it has no findings."""
-        return self._subject(n_clients, n_features).unplayed()
-
     def _subject(self, n_clients: int | None, n_features: int | None) -> "Subject":
         from secure_fedclust.audit.auditing import Subject
 

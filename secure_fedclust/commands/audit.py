@@ -49,7 +49,7 @@ def _audit(arguments: argparse.Namespace) -> None:
     n_clients, n_features = _sizes(arguments, config, result)
     if result is not None:
         # Before hours are spent on what does not belong there.
-        folder.check_fits(config.estimator.audited(n_clients, n_features), result)
+        folder.check_fits(config.estimator._subject(n_clients, n_features).unplayed(), result)
     with tqdm(
         total=arguments.trials, disable=arguments.quiet or None, unit="trial", leave=False
     ) as bar:
