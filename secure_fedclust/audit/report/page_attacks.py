@@ -28,7 +28,7 @@ def attacks(content: Content) -> str:
     ]
     found = audit["findings"]
     parts.append(_findings("What attacks found, against what the claim allows", found))
-    bounds = [f for f in found if f["kind"] == "statistical" and f["ceiling"] is not None]
+    bounds = [f for f in found if f["interval"] is not None and f["ceiling"] is not None]
     for measure in dict.fromkeys(f["measure"] for f in bounds):
         chosen = [f for f in bounds if f["measure"] == measure]
         parts.append(

@@ -49,8 +49,8 @@ th{font-weight:600;background:#f2f5f8}
 tbody th{background:none}.plain tbody th,.rows tbody th{white-space:nowrap}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 tr.party td,tr.party th{border-top:2px solid #aab4c2}
-.cards td[data-label="What it means"]{min-width:14rem}
-.cards td[data-label="What the attacker knows"],.cards td[data-label="Measured"]{min-width:9rem}
+.cards td[data-label="What it means"]{min-width:12rem}
+.cards td[data-label="What the attacker knows"]{min-width:8.5rem}
 .rows td{white-space:nowrap}.rows td.wrap{white-space:normal;min-width:22rem}
 .status{display:inline-block;font-weight:600;font-size:.82rem;padding:.1rem .5rem;
 border-radius:4px;border:1px solid;white-space:nowrap}
