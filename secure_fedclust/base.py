@@ -255,17 +255,17 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         from secure_fedclust.audit.auditing import Subject
 
         self._check_parameters()
-        spec = require_spec(self.privacy)
-        if not spec.is_private:
-            raise ParameterError(f"there is no claim to audit: {spec.describe()}")
-        check_available(spec)
-        self._check_private(spec)
         fitted = hasattr(self, "result_")
         if fitted and not self.result_.history:
             raise ParameterError(
                 "the model was fitted on a synopsis, which was released by other means: audit the "
                 "model that is fitted on records"
             )
+        spec = require_spec(self.privacy)
+        if not spec.is_private:
+            raise ParameterError(f"there is no claim to audit: {spec.describe()}")
+        check_available(spec)
+        self._check_private(spec)
         clients = self.client_names_ if fitted and n_clients is None else None
         if clients is None:
             if n_clients is None:

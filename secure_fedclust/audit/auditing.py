@@ -36,8 +36,9 @@ TRIALS = 5000
 _FEWEST = 100
 _ATTACK_TRIALS = 2000
 _DRAWING = 8
-_STATISTICAL = 9
-"""Findings that chance has a part in: the confidence of an audit is that of all together."""
+_GAMES, _ATTACKS = 0.4, 0.05
+"""Of what the confidence of an audit leaves to chance, the parts of each of two games, and of each
+of four attacks. What looks at the noise itself takes next to nothing: see `noise.SURE`."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def audit_runs(
         n_features=subject.n_features,
         rng=rng,
     )
-    each = 1 - (1 - confidence) / _STATISTICAL
+    games, attacks = (1 - part * (1 - confidence) for part in (_GAMES, _ATTACKS))
     done = 0
 
     def count(more: int) -> None:
@@ -127,13 +128,13 @@ def audit_runs(
             on_progress(done, trials)
 
     pair = worst_pair(rehearsal, rng)
-    game, noise = distinguish(rehearsal, pair, trials, each, jobs, count)
+    game, noise = distinguish(rehearsal, pair, trials, games, jobs, count)
     findings = [
         game,
-        *_floor_game(rehearsal, trials, each, rng),
-        *judge_noise(noise.plus(ordinary_noise(rehearsal, rng)), each),
+        *_floor_game(rehearsal, trials, games, rng),
+        *judge_noise(noise.plus(ordinary_noise(rehearsal, rng))),
         *inspect(rehearsal, pair, rng),
-        *_attacks(rehearsal.spec, _fewer(rehearsal.spec, trials), each, rng),
+        *_attacks(rehearsal.spec, _fewer(rehearsal.spec, trials), attacks, rng),
     ]
     return replace(subject.unplayed(), trials=trials, findings=tuple(findings))
 

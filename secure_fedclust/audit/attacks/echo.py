@@ -5,6 +5,7 @@ numbers in both after it has charged, computed and drawn its own. Whatever it as
 next, and every byte that it sends, must then be the same: else something got past the noise.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from secure_fedclust.errors import SecureFedClustError
 from secure_fedclust.privacy.ledger import Anchor
 from secure_fedclust.privacy.mechanism import Noisy
 
+_SIZES = 0, 1, 5, 30, 100, 500
 _NOWHERE = Anchor(0, "0" * 64)
 
 
@@ -41,12 +43,11 @@ class _Echo(Watched):
 def nothing_else_leaves(rehearsal: Rehearsal, rng: np.random.Generator) -> Finding:
     """Whether questions and replies depend on records through releases only."""
     outlets = Outlets(rehearsal.spec)
-    some, none = made_up(rehearsal.domain, MADE_UP, rng), np.empty((0, rehearsal.n_features))
     first = _Echo(*outlets.account())
-    told = _play(rehearsal, some, first)
+    told = _play(rehearsal, made_up(rehearsal.domain, MADE_UP, rng), first)
     script = [released.noisy for released in first.seen]
     problems = []
-    for X in (none, made_up(rehearsal.domain, MADE_UP // 2, rng)):
+    for X in _others(rehearsal, rng):
         other = _Echo(*outlets.account(), script=script)
         heard = _play(rehearsal, X, other)
         asked = [(r.message, r.share, r.n_clients, r.query) for r in first.seen]
@@ -65,6 +66,17 @@ def nothing_else_leaves(rehearsal: Rehearsal, rng: np.random.Generator) -> Findi
         "Replies are the same bytes for all records that give the same releases.",
         len(told),
     )
+
+
+def _others(rehearsal: Rehearsal, rng: np.random.Generator) -> Iterator[Floats]:
+    """Data of other kinds: none, few, many, all alike, at the edge, and beyond it."""
+    domain = rehearsal.domain
+    for size in _SIZES:
+        yield made_up(domain, size, rng)
+    corner = np.ones((1, domain.n_features))
+    for place in (0.3 * corner, corner, 5 * corner):
+        yield np.repeat(domain.leave(place), 40, axis=0)
+    yield domain.leave(rng.uniform(-3, 3, (60, domain.n_features)))
 
 
 def _play(rehearsal: Rehearsal, X: Floats, outlet: Watched) -> list[bytes | str]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import chi2, kurtosistest
+from scipy.stats import t as student
 
 from secure_fedclust.arrays import Ints
 from secure_fedclust.audit.findings import Finding, Verdict
@@ -73,7 +74,11 @@ class Noise:
         return Noise(sizes, self.rows + other.rows, max(self.largest, other.largest))
 
 
-def judge_noise(noise: Noise, confidence: float) -> list[Finding]:
+SURE = 1 - 1e-6
+"""Confidence of what looks at the noise itself: there is so much of it that no bug needs less."""
+
+
+def judge_noise(noise: Noise, confidence: float = SURE) -> list[Finding]:
     """What was seen of the noise, beside what it should be."""
     return [as_charged(noise, confidence), shape(noise, confidence), apart(noise, confidence)]
 
@@ -159,7 +164,9 @@ def apart(noise: Noise, confidence: float) -> Finding:
     figure = float(np.abs(products).max()) if not same.any() else 1.0
     n, k = table.shape
     pairs = max(1, k * (k - 1) // 2)
-    ceiling = math.tanh(-float(ndtri((1 - confidence) / 2 / pairs)) / math.sqrt(max(1, n - 3)))
+    # A correlation of independent normal numbers, times a factor, is Student's t.
+    extreme = float(student.isf((1 - confidence) / 2 / pairs, max(1, n - 2)))
+    ceiling = extreme / math.sqrt(max(1, n - 2) + extreme**2)
     verdict: Verdict = "FAIL" if figure > ceiling else "PASS" if ceiling < 0.5 else "INCONCLUSIVE"
     return Finding(
         name="independent noise",

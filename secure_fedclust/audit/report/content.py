@@ -138,7 +138,7 @@ def installed_versions() -> dict[str, str]:
 def _check_versions(audited: Mapping[str, str], made: Mapping[str, str]) -> None:
     for package in _SAME:
         found, wanted = audited.get(package), made.get(package)
-        if found is not None and wanted is not None and found != wanted:
+        if wanted is not None and found != wanted:
             raise ParameterError(
                 f"audited with {package} {found}, the run was made with {package} {wanted}: audit "
                 "again"

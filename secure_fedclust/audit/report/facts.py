@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from secure_fedclust.audit.findings import Audit, Finding
+from secure_fedclust.audit.attacks.ceilings import STRONG
+from secure_fedclust.audit.findings import CHECKS, GAME, Audit, Finding
 from secure_fedclust.audit.report.agreement import (
     NO_CLAIM,
     check_result,
@@ -154,8 +155,9 @@ def gather(
                 ending = _ending_now(ending, book, checked, result, spec)
         kept = "verified"
     if audit is not None:
-        check_audit(audit)
+        check_findings(audit)
         check_same_kind(audit, result)
+        check_verdicts(audit)
     return Facts(result, spec, clients, kept, checked, audit, ending)
 
 
@@ -272,8 +274,8 @@ def _check_spending(
             )
 
 
-def check_audit(audit: Audit) -> None:
-    """Refuse an audit that could not be shown as it is, or that contradicts itself."""
+def check_findings(audit: Audit) -> None:
+    """Refuse an audit that could not be shown as it is."""
     if not isinstance(audit, Audit):
         raise ParameterError(f"audit: give an Audit, not {type(audit).__name__}")
     for finding in audit.findings:
@@ -284,6 +286,14 @@ def check_audit(audit: Audit) -> None:
         raise ParameterError(
             "the audit has no curve of false and right alarms to draw: make it anew"
         )
+
+
+def check_verdicts(audit: Audit) -> None:
+    """Refuse an audit that contradicts itself."""
+    spec = PrivacySpec.from_dict(audit.privacy)
+    for finding in audit.findings:
+        if problem := _contradiction(finding, spec):
+            raise ParameterError(f"the audit's finding {finding.name!r}: {problem}")
 
 
 def _problem(finding: Finding) -> str | None:
@@ -304,6 +314,37 @@ def _problem(finding: Finding) -> str | None:
     beyond = finding.ceiling is not None and least > finding.ceiling * (1 + 1e-9)
     if finding.kind != "exhibit" and finding.verdict == "PASS" and beyond:
         return f"PASS, though {least:g} is beyond the ceiling of {finding.ceiling:g}"
+    return None
+
+
+def _contradiction(finding: Finding, spec: PrivacySpec) -> str | None:
+    """What a finding says about itself that cannot be so, or not at once."""
+    decides = finding.name.startswith(GAME) or finding.name in CHECKS
+    if finding.kind == "exhibit":
+        return "an exhibit cannot have that name" if decides else None
+    if finding.trials < 1:
+        return "it was not played"
+    epsilon, _ = spec.target()
+    if finding.measure == "epsilon" and finding.ceiling != epsilon:
+        return f"the ceiling is not the claim's epsilon of {epsilon:g}"
+    if finding.verdict != "PASS":
+        return None
+    if finding.kind == "structural" and finding.ceiling is None:
+        return "PASS without a ceiling"
+    high = None if finding.interval is None else finding.interval[1]
+    if finding.name == "noise as charged" and (high is None or high < 0.99):
+        return "PASS, though the noise is smaller than charged"
+    if finding.name.startswith(GAME):
+        more = finding.more
+        strength = more.get("would have refuted half the noise")
+        if not isinstance(strength, int | float) or strength < STRONG:
+            return "PASS, though the game was too weak to tell"
+        if any(
+            isinstance(value, int | float) and value > epsilon * (1 + 1e-9)
+            for name, value in more.items()
+            if name.startswith("epsilon at least")
+        ):
+            return "PASS, though one of its bounds is beyond the claim"
     return None
 
 

@@ -322,6 +322,23 @@ def test_an_audit_of_another_kind_of_run_is_refused(change, message):
         ({"figure": math.inf}, "finite"),
         ({"interval": (5.0, 6.0)}, "PASS, though 5 is beyond the ceiling of 4"),
         ({"interval": (5.0, None)}, "PASS, though 5 is beyond the ceiling of 4"),
+        ({"interval": (5.0, None), "ceiling": 99.0}, "the ceiling is not the claim's epsilon of 4"),
+        ({"more": {"would have refuted half the noise": 0.2}}, "too weak to tell"),
+        (
+            {"more": {"would have refuted half the noise": 1.0, "epsilon at least (any)": 99.0}},
+            "one of its bounds is beyond the claim",
+        ),
+        ({"trials": 0}, "it was not played"),
+        ({"kind": "exhibit"}, "an exhibit cannot have that name"),
+        (
+            {"name": "noise as charged", "measure": "ratio", "interval": (0.09, 0.11)},
+            "the noise is smaller than charged",
+        ),
+        (
+            {"name": "order of charging", "kind": "structural", "measure": "violations"}
+            | {"figure": 3.0, "interval": None, "ceiling": None},
+            "PASS without a ceiling",
+        ),
         ({"interval": (None, 6.0)}, "no lower end"),
         ({"interval": (1.0, math.inf)}, "finite"),
     ],
