@@ -1,8 +1,7 @@
 """The runs of a sweep, each known by what it is and not by its place in the file."""
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, Self
 
@@ -65,11 +64,6 @@ class Cell:
         if self.clients is not None:
             parts += [f"{self.clients} clients", f"partition {self.partition}"]
         return ", ".join([*parts, f"seed {self.seed}"])
-
-    @property
-    def key(self) -> str:
-        """The same text for the same run, and another for any other."""
-        return json.dumps(asdict(self))
 
     @property
     def order(self) -> tuple[Any, ...]:

@@ -35,7 +35,7 @@ def test_a_key_multiplies_only_the_runs_that_it_applies_to():
     assert {cell.calibration for cell in cells if cell.epsilon is None} == {None}
     assert len(of(cells, "central")) == 2
     assert len(of(cells, "diffprivlib")) == 2 * 2
-    assert len(set(cells)) == len({cell.key for cell in cells}) == len(cells)
+    assert len(set(cells)) == len({str(cell) for cell in cells}) == len(cells)
 
 
 def test_one_shot_runs_are_not_multiplied_by_rounds():
