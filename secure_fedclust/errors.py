@@ -33,6 +33,10 @@ class BudgetExceeded(SecureFedClustError):
     """A release would spend more than a run's plan or a ledger's lifetime budget allows."""
 
 
+class TrainingError(SecureFedClustError):
+    """A network cannot be trained as asked, or its training went astray; nothing was sent."""
+
+
 class AuditFailed(SecureFedClustError):
     """An audit refutes the claim that it was to test."""
 

@@ -1,7 +1,7 @@
 """A client's only way out: a bounded answer, charged first, then noised."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from secure_fedclust.arrays import Floats
@@ -20,7 +20,15 @@ from secure_fedclust.privacy.mechanism import (
     sampler_named,
 )
 from secure_fedclust.privacy.queries import Query, clip_message
+from secure_fedclust.privacy.sensitivity import Sensitivity
 from secure_fedclust.privacy.spec import PrivacySpec
+from secure_fedclust.privacy.subsampled import (
+    Sampling,
+    Training,
+    charge_of,
+    tail_rate,
+    trained,
+)
 
 
 @dataclass
@@ -142,6 +150,51 @@ class Releases:
         )
         return replace(noise(exact, part, self._sampler()), reach=grid.client_reach)
 
+    def pay_for_training(
+        self,
+        samplings: Sequence[Sampling],
+        share: float,
+        *,
+        clip: float,
+        numbers: int,
+        run: str,
+        step: int,
+        message: str,
+    ) -> list[Training]:
+        """Pay for noisy training on parts of the records, none of which is in two of them.
+
+        Each part gets the noise that makes it cost the same, at its own public rate.
+
+        Privacy unit: a record of this client.
+        Sensitivity: ``dp_sgd`` in docs/proofs/training.md.
+        Who sees it: whoever gets the trained weights, or what is computed from them.
+
+        Parameters
+        ----------
+        samplings : sequence of Sampling
+            One a part.
+        share : float
+            Of the run's mu squared, for all parts together: a record is in one.
+        clip : float
+            Norm that the gradient of a record is shortened to.
+        numbers : int
+            Noisy numbers in one step of one part.
+        run, step, message : str, int, str
+        """
+        _check_share(share)
+        if self.spec.unit == "client" or self.spec.adjacency != "add_remove":
+            raise ProtocolError(
+                f"{message}: noisy training protects single records that are added or removed "
+                "(unit='record', adjacency='add_remove')"
+            )
+        rate_of_tails = tail_rate([self.limit, self.ledger.limit])
+        mu = self.limit.mu * math.sqrt(share)
+        trainings = [trained(sampling, mu, rate_of_tails) for sampling in samplings]
+        cost = charge_of(trainings, clip, rate_of_tails)
+        steps = max(sampling.steps for sampling in samplings)
+        self._pay(cost, numbers * steps, 1.0, 0.0, run=run, step=step, message=message)
+        return trainings
+
     def _sampler(self) -> Sampler:
         return sampler_named(self.sampler)
 
@@ -156,18 +209,33 @@ class Releases:
         step: int,
         message: str,
     ) -> None:
+        found = exact.sensitivity
+        cost = Sensitivity(found.value, found.formula, {**found.inputs, **quorum})
+        self._pay(cost, exact.coordinates, sigma, slack, run=run, step=step, message=message)
+
+    def _pay(
+        self,
+        cost: Sensitivity,
+        coordinates: int,
+        sigma: float,
+        slack: float,
+        *,
+        run: str,
+        step: int,
+        message: str,
+    ) -> None:
         charge = Charge(
             client=self.client,
             run=run,
             step=step,
             message=message,
-            formula=exact.sensitivity.formula,
-            inputs={**exact.sensitivity.inputs, **quorum},
-            sensitivity=exact.sensitivity.value,
+            formula=cost.formula,
+            inputs=cost.inputs,
+            sensitivity=cost.value,
             sigma=sigma,
-            mu=exact.sensitivity.value / sigma,
+            mu=cost.value / sigma,
             slack=slack,
-            coordinates=exact.coordinates,
+            coordinates=coordinates,
         )
         self.anchor = self.ledger.charge(charge, plan=self.limit)
 
