@@ -7,6 +7,7 @@ from secure_fedclust.errors import (
     AggregationAborted,
     AuditFailed,
     BudgetExceeded,
+    CheckpointError,
     DataError,
     FederationWarning,
     LedgerError,
@@ -14,6 +15,7 @@ from secure_fedclust.errors import (
     PrivacyWarning,
     ProtocolError,
     SecureFedClustError,
+    TrainingError,
 )
 from secure_fedclust.privacy.spec import PrivacySpec
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from secure_fedclust.audit.report.folder import write_report
     from secure_fedclust.engines import Fault
     from secure_fedclust.estimators import FKM, GOLD, FeCA, FedGEM, KFed, load_model
+    from secure_fedclust.neural import DeepFeCA, FedCRef
     from secure_fedclust.privacy.ledger import Ledger
     from secure_fedclust.released import noisy_nicv, private_ranges, release_synopsis, suggest_k
     from secure_fedclust.result import FedClustResult
@@ -35,9 +38,12 @@ __all__ = [
     "Audit",
     "AuditFailed",
     "BudgetExceeded",
+    "CheckpointError",
     "DataError",
+    "DeepFeCA",
     "Fault",
     "FeCA",
+    "FedCRef",
     "FedClustResult",
     "FedGEM",
     "FederationWarning",
@@ -49,6 +55,7 @@ __all__ = [
     "PrivacyWarning",
     "ProtocolError",
     "SecureFedClustError",
+    "TrainingError",
     "load_model",
     "noisy_nicv",
     "private_ranges",
@@ -66,6 +73,7 @@ _LATER = {
         ("noisy_nicv", "private_ranges", "release_synopsis", "suggest_k"),
         "secure_fedclust.released",
     ),
+    **dict.fromkeys(("FedCRef", "DeepFeCA"), "secure_fedclust.neural"),
     "Ledger": "secure_fedclust.privacy.ledger",
     "FedClustResult": "secure_fedclust.result",
     "Fault": "secure_fedclust.engines",

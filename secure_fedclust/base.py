@@ -7,6 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -31,6 +32,7 @@ from secure_fedclust.privacy.plan import (
 )
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.protocols import refinement
+from secure_fedclust.protocols.checkpoint import Journal, Memory
 from secure_fedclust.protocols.client import Client
 from secure_fedclust.protocols.clustering import Clustering
 from secure_fedclust.protocols.feasibility import client_feasibility
@@ -104,6 +106,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         person_column: str | None = None,
         on_progress: Progress | None = None,
         faults: Sequence[Fault] = (),
+        checkpoint: str | Path | None = None,
     ) -> Self:
         """Cluster the clients' records without pooling them.
 
@@ -125,13 +128,18 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         faults : sequence of Fault, optional
             What is to go wrong in a run on records, to see what becomes of it: e.g.
             ``Fault("Bergen", exchange=2, kind="drop")``.
+        checkpoint : path, optional
+            A folder that the run is kept in while it goes on, for the systems that train networks.
+            A run that was killed is resumed by calling `fit` again with the same folder.
         """
         self._check_parameters()
         rng = generator(self.random_state)
         started = time.perf_counter()
         if isinstance(clients, ReleasedSynopsis):
-            if faults:
-                raise ParameterError("faults are for runs on records, not for a synopsis")
+            if faults or checkpoint is not None:
+                raise ParameterError(
+                    "faults and checkpoint are for runs on records, not for a synopsis"
+                )
             clustering = self._run_on_synopsis(clients.synopsis, rng)
             self._keep_released(clustering, clients, time.perf_counter() - started)
             self._warn_few()
@@ -141,6 +149,11 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             self._check_private(spec)
         else:
             self._check_unprotected(spec)
+        journal = None
+        if checkpoint is not None:
+            journal = self._journal(checkpoint, spec, clients)
+            seed = int(rng.integers(2**63)) if journal.seed is None else journal.seed
+            rng = generator(seed)
         run = open_run(
             clients,
             spec=spec,
@@ -154,7 +167,11 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             faults=faults,
             n_exchanges=self._expected_exchanges(spec),
             experiment=self._unproved() is not None,
+            prepare=partial(self._prepare, journal),
         )
+        if journal is not None:
+            journal.begin(seed, run.session.run, run.session.clients)
+            run.session.run, run.session.journal = str(journal.run), journal
         if spec.is_private:
             clustering = self._fit_private(run, rng)
         else:
@@ -304,6 +321,10 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         }
         Path(path).write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
 
+    def _public_parameters(self) -> dict[str, Any]:
+        """The parameters, without what was computed from records."""
+        return dict(self.get_params(deep=False))
+
     def _restore(self, content: Mapping[str, Any]) -> Self:
         result = FedClustResult.from_dict(content["result"])
         self._keep(result, list(content["clients"]), None)
@@ -328,7 +349,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         held = clustering.client_clusters or {}
         scale = self._scale(session.domain) if session.spec.is_private else None
         labels = {
-            client: _nearest(X, clustering.centers, scale, held.get(client))
+            client: self._label(client, X, clustering, scale, held.get(client), session)
             for client, X in records.items()
         }
         unproved = self._unproved() if session.spec.is_private else None
@@ -349,6 +370,8 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             sums=tuple(session.sums),
             costs=run.costs(),
             fallback=run.fallback(),
+            networks=clustering.networks,
+            association=clustering.association,
             nonprivate=NonPrivate(labels, run.clipped, run.left_out),
         )
         self._keep(result, list(session.clients), run.ledger, records)
@@ -387,7 +410,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         self.client_names_ = clients
         self.cluster_centers_ = result.centers
         self.n_clusters_ = result.n_clusters
-        self.n_features_in_ = result.centers.shape[1]
+        self.n_features_in_ = self._width(result)
         for name in ("labels_", "feature_names_in_"):
             if hasattr(self, name):
                 delattr(self, name)
@@ -395,6 +418,33 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             self.labels_ = list(result.nonprivate.labels.values())
         if result.feature_names is not None:
             self.feature_names_in_ = np.asarray(result.feature_names, dtype=object)
+
+    def _width(self, result: FedClustResult) -> int:
+        """How many features records have."""
+        return int(result.centers.shape[1])
+
+    def _label(
+        self,
+        client: str,
+        X: Floats,
+        clustering: Clustering,
+        scale: Sequence[float] | None,
+        held: Sequence[int] | None,
+        session: Session,
+    ) -> Ints:
+        """Global cluster of each record of a client."""
+        return _nearest(X, clustering.centers, scale, held)
+
+    def _prepare(self, journal: Journal | None, name: str, client: Client) -> None:
+        """Do with a client what there is to do before it is asked anything."""
+        if journal is not None:
+            client.remember(Memory.of(journal.folder, name))
+
+    def _journal(self, folder: str | Path, spec: PrivacySpec, clients: Any) -> Journal:
+        """The folder that a run is kept in, if it is one of this run."""
+        raise ParameterError(
+            f"checkpoint: {type(self).__name__} is over in seconds, and is not kept"
+        )
 
     def _warn_few(self) -> None:
         asked = getattr(self, "n_clusters", None)
@@ -529,8 +579,8 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
 
     def _feasibility(
         self, spec: PrivacySpec, n_clients: int, n_features: int, n_records: int
-    ) -> Feasibility:
-        """Whether the signal stands out; of each client by itself, unless overridden."""
+    ) -> Feasibility | None:
+        """Whether the signal stands out, if that is known; of each client, unless overridden."""
         return client_feasibility(Limit.of(*spec.target()), n_features, n_records)
 
     def _n_exchanges(self) -> int:
@@ -546,8 +596,27 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         return keys + (n * each if self._sums_only() else n + refined * each)
 
 
-def _warn_poor(feasibility: Feasibility) -> None:
-    if feasibility.verdict == "poor":
+def one_per_client(name: str, value: Any, clients: Sequence[str]) -> dict[str, int]:
+    """A number for each client, given as one for all, a sequence, or a mapping of names."""
+    if isinstance(value, Mapping):
+        if set(value) != set(clients):
+            raise ParameterError(f"{name}: give one number for each of {sorted(clients)}")
+        numbers = dict(value)
+    elif isinstance(value, Sequence | np.ndarray) and not isinstance(value, str):
+        if len(value) != len(clients):
+            raise ParameterError(
+                f"{name}: {len(value)} numbers for {len(clients)} clients; give one for each"
+            )
+        numbers = dict(zip(clients, value, strict=True))
+    else:
+        numbers = dict.fromkeys(clients, value)
+    for client, number in numbers.items():
+        check_counts(**{f"{name} of {client}": number})
+    return {client: int(number) for client, number in numbers.items()}
+
+
+def _warn_poor(feasibility: Feasibility | None) -> None:
+    if feasibility is not None and feasibility.verdict == "poor":
         warnings.warn(f"the noise drowns the clusters: {feasibility}", PrivacyWarning, stacklevel=4)
 
 
@@ -567,7 +636,7 @@ def _nearest(
 
 
 def _plain_parameters(model: FederatedClusterer) -> dict[str, Any]:
-    parameters = model.get_params(deep=False)
+    parameters = model._public_parameters()
     del parameters["privacy"]
     # Where a ledger lies is no business of whoever reads a result.
     del parameters["ledger"]

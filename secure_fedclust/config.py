@@ -19,6 +19,7 @@ ALGORITHMS: dict[str, type[FederatedClusterer]] = {
     "FeCA": estimators.FeCA,
     "FedGEM": estimators.FedGEM,
     "GOLD": estimators.GOLD,
+    **{name: estimators.class_named(name) for name in estimators.NEURAL},
 }
 PARTITIONS: dict[str, Callable[..., list[Ints]]] = {
     "iid": datasets.iid_partition,

@@ -37,6 +37,10 @@ class TrainingError(SecureFedClustError):
     """A network cannot be trained as asked, or its training went astray; nothing was sent."""
 
 
+class CheckpointError(SecureFedClustError):
+    """A checkpoint belongs to another run, or cannot be read; nothing was asked."""
+
+
 class AuditFailed(SecureFedClustError):
     """An audit refutes the claim that it was to test."""
 

@@ -17,12 +17,13 @@ import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from secure_fedclust.base import MODEL_FORMAT, FederatedClusterer
+from secure_fedclust.base import MODEL_FORMAT, FederatedClusterer, one_per_client
 from secure_fedclust.errors import FederationWarning, ParameterError
 from secure_fedclust.parameters import (
     check_choice,
@@ -539,7 +540,7 @@ class FedGEM(FederatedClusterer):
         return min(max(1.0, 0.5 * (size or 0) / n_components), fedgem.LARGEST_FLOOR)
 
     def _clusters_to_tell_apart(self, clients: Sequence[str]) -> dict[str, int]:
-        return _one_per_client("n_local_clusters", self.n_local_clusters, clients)
+        return one_per_client("n_local_clusters", self.n_local_clusters, clients)
 
     def _local_releases(
         self, spec: PrivacySpec, domain: Domain, n_clients: int, share: float
@@ -648,24 +649,6 @@ class GOLD(FederatedClusterer):
         return dict.fromkeys(clients, int(self.n_clusters or UNKNOWN_CLUSTERS))
 
 
-def _one_per_client(name: str, value: Any, clients: Sequence[str]) -> dict[str, int]:
-    if isinstance(value, Mapping):
-        if set(value) != set(clients):
-            raise ParameterError(f"{name}: give one number for each of {sorted(clients)}")
-        numbers = dict(value)
-    elif isinstance(value, Sequence | np.ndarray) and not isinstance(value, str):
-        if len(value) != len(clients):
-            raise ParameterError(
-                f"{name}: {len(value)} numbers for {len(clients)} clients; give one for each"
-            )
-        numbers = dict(zip(clients, value, strict=True))
-    else:
-        numbers = dict.fromkeys(clients, value)
-    for client, number in numbers.items():
-        check_counts(**{f"{name} of {client}": number})
-    return {client: int(number) for client, number in numbers.items()}
-
-
 def load_model(path: str | Path) -> FederatedClusterer:
     """Read a fitted model that `FederatedClusterer.save` wrote."""
     try:
@@ -674,11 +657,21 @@ def load_model(path: str | Path) -> FederatedClusterer:
             raise ValueError("another format")
         privacy = content["privacy"]
         spec = None if privacy is None else PrivacySpec.from_dict(privacy)
-        model = _CLASSES[content["class"]](**content["parameters"], privacy=spec)
+        model = class_named(content["class"])(**content["parameters"], privacy=spec)
         return model._restore(content)
     except UNREADABLE as error:
         raise ParameterError(f"{path} is not a model that this version can read") from error
 
+
+def class_named(name: str) -> type[FederatedClusterer]:
+    """The estimator of this name; those that train networks are imported when first used."""
+    if name in NEURAL:
+        found: type[FederatedClusterer] = getattr(import_module("secure_fedclust.neural"), name)
+        return found
+    return _CLASSES[name]
+
+
+NEURAL = ("FedCRef", "DeepFeCA")
 
 _CLASSES: dict[str, type[FederatedClusterer]] = {
     "FKM": FKM,

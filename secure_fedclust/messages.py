@@ -35,7 +35,7 @@ _HEADER = struct.Struct(">4sI")
 _OVERHEAD = 512
 _LARGEST = 1e100
 _LARGEST_REQUEST = 1e120
-_LARGEST_OF = {"float64": _LARGEST, "int64": 1 << 40}
+_LARGEST_OF = {"float64": _LARGEST, "float32": 1e15, "int64": 1 << 40}
 _LARGEST_STEPS = 1 << 62
 _LARGEST_NOISE = 1 << 56
 _SMALLEST_SHARE = 1e-9
@@ -69,7 +69,7 @@ class Array(Field):
     """A numeric array whose dimensions have names; equal names mean equal sizes."""
 
     shape: tuple[str, ...]
-    dtype: Literal["float64", "int64", "uint64", "uint16", "uint8"] = "float64"
+    dtype: Literal["float64", "float32", "int64", "uint64", "uint16", "uint8"] = "float64"
     minimum: float | None = None
     largest: float | None = None
 

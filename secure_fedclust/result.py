@@ -1,5 +1,6 @@
 """What a run leaves behind."""
 
+import base64
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from secure_fedclust.messages import KEY_HOLDER
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """What goes wrong when a file is missing, or is not what it should be."""
 
-_FORMAT = "secure_fedclust result 3"
+_FORMAT = "secure_fedclust result 4"
 
 
 @dataclass(eq=False)
@@ -52,6 +53,11 @@ class Exchange:
     seconds: float | None
     form: str = "plain"
     centers: NDArray[np.float64] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        centers = None if self.centers is None else self.centers.tolist()
+        return vars(self) | {"centers": centers, "down": dict(self.down), "up": dict(self.up)}
 
     @property
     def bytes_down(self) -> int:
@@ -216,6 +222,12 @@ class FedClustResult:
         ``sums`` in sums whose noise is shared; squares add up. Empty without a protection.
     fallback : str or None
         What is left of the guarantee if fewer clients were honest than it assumes.
+    networks : mapping of name to array, or None
+        Weights of the networks that were trained, and what else it takes to use them.
+    association : mapping or None
+        FedCRef's graph in the last iteration: ``clusters`` (client and place), the ``groups`` they
+        are in (-1 if isolated), ``links`` between them as pairs of places in that list, and numbers
+        of groups and isolated clusters in all ``iterations``.
     nonprivate : NonPrivate
     """
 
@@ -235,6 +247,8 @@ class FedClustResult:
     sums: tuple[OpenedSum, ...] = ()
     costs: Mapping[str, float] = field(default_factory=dict)
     fallback: str | None = None
+    networks: Mapping[str, NDArray[Any]] | None = field(default=None, repr=False)
+    association: Mapping[str, Any] | None = field(default=None, repr=False)
     nonprivate: NonPrivate = field(default_factory=NonPrivate)
 
     def __repr__(self) -> str:
@@ -322,12 +336,13 @@ class FedClustResult:
             "sums": [vars(opened) | {"survivors": list(opened.survivors)} for opened in self.sums],
             "costs": dict(self.costs),
             "fallback": self.fallback,
+            "networks": None
+            if self.networks is None
+            else {name: _packed(array) for name, array in self.networks.items()},
+            "association": self.association,
             "seconds": self.seconds if timed else None,
             "history": [
-                vars(exchange)
-                | {"centers": None if exchange.centers is None else exchange.centers.tolist()}
-                | {"down": dict(exchange.down), "up": dict(exchange.up)}
-                | ({} if timed else {"seconds": None})
+                exchange.to_dict() | ({} if timed else {"seconds": None})
                 for exchange in self.history
             ],
         }
@@ -353,10 +368,11 @@ class FedClustResult:
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         """Read what `to_dict` gave."""
         values = dict(content)
+        networks = values.pop("networks")
         centers = np.asarray(values.pop("centers"), dtype=np.float64)
         if centers.ndim != 2 or not centers.size or not np.isfinite(centers).all():
             raise ValueError("centres that are none")
-        history = tuple(_exchange(**exchange) for exchange in values.pop("history"))
+        history = tuple(exchange_from_dict(exchange) for exchange in values.pop("history"))
         anchors = {
             client: (int(n), str(head)) for client, (n, head) in values.pop("anchors").items()
         }
@@ -364,7 +380,33 @@ class FedClustResult:
             OpenedSum(**opened | {"survivors": tuple(opened["survivors"])})
             for opened in values.pop("sums")
         )
-        return cls(centers=centers, history=history, anchors=anchors, sums=sums, **values)
+        if networks is not None:
+            networks = {str(name): _unpacked(packed) for name, packed in networks.items()}
+        return cls(
+            centers=centers,
+            history=history,
+            anchors=anchors,
+            sums=sums,
+            networks=networks,
+            **values,
+        )
+
+
+def _packed(array: NDArray[Any]) -> dict[str, Any]:
+    """An array as JSON can hold it, without a digit for each number."""
+    kind = "<i8" if array.dtype.kind in "iu" else "<f8"
+    data = base64.b64encode(np.ascontiguousarray(array, dtype=kind).tobytes()).decode()
+    return {"dtype": kind, "shape": list(array.shape), "data": data}
+
+
+def _unpacked(packed: Mapping[str, Any]) -> NDArray[Any]:
+    if packed["dtype"] not in ("<i8", "<f8"):
+        raise ValueError("an array of another kind")
+    flat = np.frombuffer(base64.b64decode(packed["data"], validate=True), dtype=packed["dtype"])
+    array = flat.reshape(packed["shape"]).astype(packed["dtype"][1:])
+    if not np.isfinite(array).all():
+        raise ValueError("weights that are no numbers")
+    return array
 
 
 def _sights(seen: Iterable[tuple[str, str, Mapping[str, int]]]) -> tuple[Sight, ...]:
@@ -388,12 +430,13 @@ def _who(senders: frozenset[str]) -> str:
     return f"{len(senders)} clients"
 
 
-def _exchange(
-    *, asked: list[str], absent: list[str], centers: list[list[float]] | None, **rest: Any
-) -> Exchange:
+def exchange_from_dict(content: Mapping[str, Any]) -> Exchange:
+    """Read what `Exchange.to_dict` gave."""
+    values = dict(content)
+    asked, absent, centers = (values.pop(name) for name in ("asked", "absent", "centers"))
     return Exchange(
         asked=tuple(asked),
         absent=tuple(absent),
         centers=None if centers is None else np.asarray(centers, dtype=np.float64),
-        **rest,
+        **values,
     )

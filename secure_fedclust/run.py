@@ -175,6 +175,7 @@ def open_run(
     faults: Sequence[Fault] = (),
     n_exchanges: int = 1,
     experiment: bool = False,
+    prepare: Callable[[str, Client], None] | None = None,
 ) -> Run:
     """Check what the caller gave, and make it ready to be asked.
 
@@ -196,6 +197,8 @@ def open_run(
         How many exchanges to expect, for the progress.
     experiment : bool
         Whether the run has no guarantee, whatever the spec says.
+    prepare : function of name and client, optional
+        What is to be done with each client before it is asked anything.
     """
     check_choice("sampler", sampler, ("secure", "fast"))
     check_available(spec)
@@ -242,6 +245,9 @@ def open_run(
             members[name] = client_class(X, spec, child)
         else:
             raise TypeError(f"{client_class.__name__} does not protect what it sends")
+    if prepare is not None:
+        for name, member in members.items():
+            prepare(name, member)
     done = 0
 
     def count(party: str) -> None:

@@ -130,7 +130,7 @@ class Backbone:
         return [(b, a) for a, b in pairwise(units)]
 
 
-def features(backbone: Backbone, weights: Floats, X: Floats) -> Floats:
+def features(backbone: Backbone, weights: Floats, X: Floats, *, refuse: bool = True) -> Floats:
     """Features of records, each of which depends on its record and the weights alone.
 
     Parameters
@@ -138,6 +138,8 @@ def features(backbone: Backbone, weights: Floats, X: Floats) -> Floats:
     backbone : Backbone
     weights : array of shape (P,)
     X : array of shape (n, d)
+    refuse : bool
+        If false, features that are not finite count as zero, instead of an error.
 
     Returns
     -------
@@ -160,6 +162,8 @@ def features(backbone: Backbone, weights: Floats, X: Floats) -> Floats:
         for i, record in enumerate(X.astype(np.float32)):
             row[0] = torch.from_numpy(record)
             made[i] = network(row)[0].numpy()
+    if not refuse:
+        return np.nan_to_num(made, posinf=0.0, neginf=0.0)
     if not np.isfinite(made).all():
         raise TrainingError(
             "the network gives features that are not finite: scale the records to about 0 to 1, "

@@ -9,11 +9,12 @@ Records are in working coordinates, in which they are no longer than `sqrt(d)` (
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
 from secure_fedclust.arrays import Floats, Ints
@@ -30,6 +31,8 @@ from secure_fedclust.privacy.mechanism import (
 )
 from secure_fedclust.privacy.sensitivity import Sensitivity
 from secure_fedclust.privacy.terms import Adjacency
+
+Bools = NDArray[np.bool_]
 
 _CELLS_AT_ONCE = 1 << 21
 _SHARE_BITS = 16
@@ -87,8 +90,8 @@ class CellSums(Query):
     scale: Floats | None = None
 
     def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
-        radius = _in_steps(self.radius, exponent)
-        count_weight = _in_steps(self.radius * self.count_weight, exponent)
+        radius = in_steps(self.radius, exponent)
+        count_weight = in_steps(self.radius * self.count_weight, exponent)
         if not self.square_weight:
             return formulas.sums_and_counts(radius, count_weight, adjacency)
         square_weight = self.square_weight / radius
@@ -102,11 +105,10 @@ class CellSums(Query):
 
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
         sensitivity = self.sensitivity(adjacency, exponent)
-        radius = int(_in_steps(self.radius, exponent))
-        count_weight = int(_in_steps(self.radius * self.count_weight, exponent))
+        radius = int(in_steps(self.radius, exponent))
+        count_weight = int(in_steps(self.radius * self.count_weight, exponent))
         k = len(self.centers)
-        scale = 1.0 if self.scale is None else self.scale
-        cells = nearest(X * scale, self.centers * scale)
+        cells = self._cells_of(X)
         residuals = clip_rows(np.ldexp(X - self.centers[cells], -exponent), radius)
         fields = {
             "sums": add_up(residuals, cells, k),
@@ -120,10 +122,14 @@ class CellSums(Query):
             fields["squares"] = add_up(squares.astype(np.int64)[:, None], cells, k)[:, 0]
         return Bounded(fields, sensitivity, exponent)
 
+    def _cells_of(self, X: Floats) -> Ints:
+        scale = 1.0 if self.scale is None else self.scale
+        return nearest(X * scale, self.centers * scale)
+
     def read(self, noisy: Noisy) -> "Cells":
         """The noisy answer in real terms."""
         step = math.ldexp(1.0, noisy.exponent)
-        steps = _in_steps(self.radius * self.count_weight, noisy.exponent)
+        steps = in_steps(self.radius * self.count_weight, noisy.exponent)
         counts = noisy.fields["counts"] / steps
         squares = None
         square_sigma = 0.0
@@ -140,6 +146,62 @@ class CellSums(Query):
             noisy.sigma * step,
             square_sigma,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssignedSums(CellSums):
+    """The same, for cells that records are assigned to by something other than distance.
+
+    Parameters
+    ----------
+    cells_of : function
+        Cell of each record, from that record and public values alone, bit for bit.
+    """
+
+    cells_of: Callable[[Floats], Ints]
+
+    def _cells_of(self, X: Floats) -> Ints:
+        return self.cells_of(X)
+
+
+@dataclass(frozen=True)
+class Marks(Query):
+    """For each cell: how many records it has, and how many of them carry each of some marks.
+
+    Parameters
+    ----------
+    n_cells, n_marks : int
+    marks_of : function
+        Cell of each record, and which marks it carries as a bool array of shape (n, n_marks): both
+        from that record and public values alone, bit for bit.
+    """
+
+    n_cells: int
+    n_marks: int
+    marks_of: Callable[[Floats], tuple[Ints, Bools]]
+
+    def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
+        return formulas.marks(2 * in_steps(0.5, exponent), self.n_marks, adjacency)
+
+    @property
+    def coordinates(self) -> int:
+        return self.n_cells * (1 + self.n_marks)
+
+    def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
+        half = int(in_steps(0.5, exponent))
+        cells, marks = self.marks_of(X)
+        fields = {
+            "counts": 2 * half * np.bincount(cells, minlength=self.n_cells),
+            "marks": half * add_up(np.where(marks, 1, -1), cells, self.n_cells),
+        }
+        return Bounded(fields, self.sensitivity(adjacency, exponent), exponent)
+
+    def read(self, noisy: Noisy) -> tuple[Floats, Floats, float]:
+        """Noisy counts, noisy numbers of records that carry each mark, and the counts' noise."""
+        half = in_steps(0.5, noisy.exponent)
+        counts = noisy.fields["counts"] / (2 * half)
+        marks = (noisy.fields["marks"] / half + counts[:, None]) / 2
+        return counts, marks, noisy.sigma / (2 * half)
 
 
 @dataclass(frozen=True)
@@ -178,8 +240,8 @@ class SoftSums(Query):
     def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
         # The exponent is that of products; residuals are whole in steps 2^16 times as large.
         finer = None if exponent is None else exponent + _SHARE_BITS
-        radius = _in_steps(self.radius, finer)
-        count_weight = _in_steps(self.radius * self.count_weight, finer)
+        radius = in_steps(self.radius, finer)
+        count_weight = in_steps(self.radius * self.count_weight, finer)
         if exponent is not None:
             radius, count_weight = radius * 2**_SHARE_BITS, count_weight * 2**_SHARE_BITS
         return formulas.sums_and_counts(radius, count_weight, adjacency)
@@ -192,7 +254,7 @@ class SoftSums(Query):
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
         sensitivity = self.sensitivity(adjacency, exponent)
         sums, shares = self.exact(X, exponent + _SHARE_BITS)
-        count_weight = int(_in_steps(self.radius * self.count_weight, exponent + _SHARE_BITS))
+        count_weight = int(in_steps(self.radius * self.count_weight, exponent + _SHARE_BITS))
         # Holding a total below a limit brings neighbouring totals no farther apart.
         fields = {"sums": _held(sums), "counts": _held(count_weight * shares)}
         return Bounded(fields, sensitivity, exponent)
@@ -203,7 +265,7 @@ class SoftSums(Query):
         Those of a block fit into 64 bits; their totals are Python's numbers, which have no limit.
         """
         k, d = self.centers.shape
-        radius = int(_in_steps(self.radius, exponent))
+        radius = int(in_steps(self.radius, exponent))
         sums, shares = np.zeros((k, d), dtype=object), np.zeros(k, dtype=object)
         for rows in _blocks(len(X), k):
             block = X[rows]
@@ -217,7 +279,7 @@ class SoftSums(Query):
     def read(self, noisy: Noisy) -> Cells:
         """The noisy answer in real terms."""
         step = math.ldexp(1.0, noisy.exponent)
-        steps = _in_steps(self.radius * self.count_weight, noisy.exponent + _SHARE_BITS)
+        steps = in_steps(self.radius * self.count_weight, noisy.exponent + _SHARE_BITS)
         steps *= 2**_SHARE_BITS
         return Cells(
             self.centers,
@@ -255,7 +317,7 @@ class FloorMeans(Query):
     enforced: bool = True
 
     def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
-        radius = _in_steps(self.soft.radius, exponent)
+        radius = in_steps(self.soft.radius, exponent)
         floor = math.floor(self.floor * 2**_SHARE_BITS) / 2**_SHARE_BITS
         k, d = self.soft.centers.shape
         if self.printed_bound:
@@ -304,12 +366,12 @@ class Moments(Query):
     def _weights(self, exponent: int | None) -> tuple[float, float, float]:
         # Contributions are weight, sum_weight * x and matrix_weight * x x^T, each no longer than
         # the bound times the root of its share.
-        bound = _in_steps(self._bound, exponent)
+        bound = in_steps(self._bound, exponent)
         count, sums, matrix = (math.sqrt(share / sum(self.shares)) for share in self.shares)
         return math.floor(bound * count) if exponent is not None else bound * count, sums, matrix
 
     def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
-        bound = _in_steps(self._bound, exponent)
+        bound = in_steps(self._bound, exponent)
         count_weight, sum_weight, matrix_weight = self._weights(exponent)
         found = formulas.moments(bound, count_weight, sum_weight, matrix_weight / bound, adjacency)
         width = self.n_features * (self.n_features + 3) // 2
@@ -321,7 +383,7 @@ class Moments(Query):
 
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
         sensitivity = self.sensitivity(adjacency, exponent)
-        bound = int(_in_steps(self._bound, exponent))
+        bound = int(in_steps(self._bound, exponent))
         count_weight, sum_weight, matrix_weight = self._weights(exponent)
         rows, columns = np.triu_indices(self.n_features)
         weight = np.where(rows == columns, matrix_weight, math.sqrt(2) * matrix_weight)
@@ -344,7 +406,7 @@ class Moments(Query):
 
     def totals(self, noisy: Noisy) -> tuple[float, float, Floats, Floats]:
         """Noisy number of records and its variance, their sum, and the sum of their squares."""
-        bound = _in_steps(self._bound, noisy.exponent)
+        bound = in_steps(self._bound, noisy.exponent)
         count_weight, sum_weight, matrix_weight = self._weights(noisy.exponent)
         step = math.ldexp(1.0, noisy.exponent)
         rows, columns = np.triu_indices(self.n_features)
@@ -382,7 +444,7 @@ class Histograms(Query):
     def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
         if self.edges.shape[1] < 2:
             raise ParameterError(f"edges: {self.edges.shape[1]} given, a bin has two")
-        return formulas.histogram(_in_steps(1.0, exponent), adjacency, len(self.edges))
+        return formulas.histogram(in_steps(1.0, exponent), adjacency, len(self.edges))
 
     @property
     def coordinates(self) -> int:
@@ -395,12 +457,12 @@ class Histograms(Query):
         for j in range(d):
             bins = np.searchsorted(self.edges[j], X[:, j], side="right") - 1
             counts[j] = np.bincount(np.clip(bins, 0, m - 1), minlength=m)
-        fields = {"counts": int(_in_steps(1.0, exponent)) * counts}
+        fields = {"counts": int(in_steps(1.0, exponent)) * counts}
         return Bounded(fields, sensitivity, exponent)
 
     def read(self, noisy: Noisy) -> tuple[Floats, float]:
         """Noisy counts and their noise."""
-        one = _in_steps(1.0, noisy.exponent)
+        one = in_steps(1.0, noisy.exponent)
         return noisy.fields["counts"] / one, noisy.sigma / one
 
 
@@ -417,8 +479,8 @@ class Cost(Query):
     count_weight: float = 0.25
 
     def sensitivity(self, adjacency: Adjacency, exponent: int | None = None) -> Sensitivity:
-        cap = _in_steps(self.cap, exponent)
-        count_weight = _in_steps(self.cap * self.count_weight, exponent)
+        cap = in_steps(self.cap, exponent)
+        count_weight = in_steps(self.cap * self.count_weight, exponent)
         found = formulas.cost(cap, count_weight, adjacency)
         return _allow_truncation(found, 1, adjacency, exponent)
 
@@ -428,8 +490,8 @@ class Cost(Query):
 
     def answer(self, X: Floats, adjacency: Adjacency, exponent: int) -> Bounded:
         sensitivity = self.sensitivity(adjacency, exponent)
-        cap = int(_in_steps(self.cap, exponent))
-        count_weight = int(_in_steps(self.cap * self.count_weight, exponent))
+        cap = int(in_steps(self.cap, exponent))
+        count_weight = int(in_steps(self.cap * self.count_weight, exponent))
         squared = np.full(len(X), np.inf)
         centers = self.centers * self.scale
         for rows in _blocks(len(X), len(centers)):
@@ -444,8 +506,8 @@ class Cost(Query):
     def read(self, noisy: Noisy) -> tuple[float, float, float, float]:
         """Noisy sum and its noise, noisy number of records and its noise."""
         step = math.ldexp(1.0, noisy.exponent)
-        cap = _in_steps(self.cap, noisy.exponent) * step
-        steps = _in_steps(self.cap * self.count_weight, noisy.exponent)
+        cap = in_steps(self.cap, noisy.exponent) * step
+        steps = in_steps(self.cap * self.count_weight, noisy.exponent)
         count = float(noisy.fields["count"][0]) / steps
         total = float(noisy.fields["cost"][0]) * step + count * cap / 2
         return total, noisy.sigma * step, count, noisy.sigma / steps
@@ -498,7 +560,7 @@ def _held(totals: Any) -> Ints:
     return np.asarray(np.clip(totals, -limit, limit), dtype=np.int64)
 
 
-def _in_steps(length: float, exponent: int | None) -> float:
+def in_steps(length: float, exponent: int | None) -> float:
     """A length in whole grid steps, rounded down, or as it is where there is no grid.
 
     What does not fit is refused here, before any record is looked at: a refusal must not tell

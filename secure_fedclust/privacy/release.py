@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from secure_fedclust.arrays import Floats
 from secure_fedclust.errors import BudgetExceeded, LedgerError, ParameterError, ProtocolError
-from secure_fedclust.privacy.accounting import Limit, epsilon_of
+from secure_fedclust.parameters import check_counts
+from secure_fedclust.privacy.accounting import Limit, epsilon_of, slack_of
+from secure_fedclust.privacy.bulk_noise import NOISE
 from secure_fedclust.privacy.grid import SumGrid
 from secure_fedclust.privacy.ledger import IN_A_SUM, Anchor, Charge, Ledger
 from secure_fedclust.privacy.mechanism import (
@@ -166,7 +168,7 @@ class Releases:
         Each part gets the noise that makes it cost the same, at its own public rate.
 
         Privacy unit: a record of this client.
-        Sensitivity: ``dp_sgd`` in docs/proofs/training.md.
+        Sensitivity: ``dp_sgd``, docs/proofs/training.md.
         Who sees it: whoever gets the trained weights, or what is computed from them.
 
         Parameters
@@ -187,12 +189,16 @@ class Releases:
                 f"{message}: noisy training protects single records that are added or removed "
                 "(unit='record', adjacency='add_remove')"
             )
-        rate_of_tails = tail_rate([self.limit, self.ledger.limit])
+        check_counts(numbers=numbers)
+        records = self.spec.records_per_person or 1
+        rate_of_tails = tail_rate([self.limit, self.ledger.limit], records)
         mu = self.limit.mu * math.sqrt(share)
         trainings = [trained(sampling, mu, rate_of_tails) for sampling in samplings]
-        cost = charge_of(trainings, clip, rate_of_tails)
-        steps = max(sampling.steps for sampling in samplings)
-        self._pay(cost, numbers * steps, 1.0, 0.0, run=run, step=step, message=message)
+        cost = charge_of(trainings, clip, rate_of_tails, records)
+        # A record is in one part, and what is drawn for others is the same with and without it.
+        drawn = numbers * max(sampling.steps for sampling in samplings)
+        slack = slack_of(NOISE, drawn)
+        self._pay(cost, drawn, float(NOISE), slack, run=run, step=step, message=message)
         return trainings
 
     def _sampler(self) -> Sampler:

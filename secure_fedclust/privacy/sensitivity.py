@@ -155,6 +155,17 @@ def histogram(weight: float, adjacency: Adjacency, n_histograms: int = 1) -> Sen
     return _sensitivity("histogram", value, adjacency, weight=weight, n_histograms=n_histograms)
 
 
+def marks(weight: float, n_marks: int, adjacency: Adjacency) -> Sensitivity:
+    """Counts by cell times `weight`, and sums by cell of marks of half a weight, either sign."""
+    one = weight * math.sqrt(n_marks / 4 + 1)
+    value = {
+        "add_remove": one,
+        # In one cell only marks can differ, each by a whole weight.
+        "replace_one": max(weight * math.sqrt(n_marks), math.sqrt(2) * one),
+    }
+    return _sensitivity("marks", value, adjacency, weight=weight, n_marks=n_marks)
+
+
 def cost(cap: float, count_weight: float, adjacency: Adjacency) -> Sensitivity:
     """A sum of numbers between 0 and `cap`, each less cap / 2, and a weighted count."""
     value = {"add_remove": math.hypot(cap / 2, count_weight), "replace_one": cap}

@@ -1,20 +1,24 @@
 """The client's end of a protocol."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from secure_fedclust.arrays import Floats
-from secure_fedclust.errors import ProtocolError
+from secure_fedclust.errors import CheckpointError, ProtocolError
 from secure_fedclust.messages import Bounds, Envelope, Stage, Values, read_envelope
 from secure_fedclust.privacy.domain import Domain
-from secure_fedclust.privacy.mechanism import Noisy
+from secure_fedclust.privacy.mechanism import Noisy, SamplerName
 from secure_fedclust.privacy.queries import Query
 from secure_fedclust.privacy.release import ExactSums, Releases
 from secure_fedclust.privacy.secure_sum import Contribution, Summand
 from secure_fedclust.privacy.spec import PrivacySpec
+from secure_fedclust.privacy.subsampled import Sampling, Training
+from secure_fedclust.privacy.updates import WeightGrid
+from secure_fedclust.protocols.checkpoint import Memory
 from secure_fedclust.protocols.party import Party
 
 MAX_CLUSTERS = 1 << 20
@@ -63,6 +67,29 @@ class Client(Party):
         self.rng = rng
         self._stage: Stage | None = None
         self._reached: Stage | None = None
+        self._memory: Memory | None = None
+
+    def remember(self, memory: Memory) -> None:
+        """Go on from what an earlier process has kept there, and keep there what comes."""
+        self._memory = memory
+        if (kept := memory.load()) is None:
+            return
+        try:
+            self._run, self._step = str(kept.pop("run")), int(kept.pop("step"))
+            self._last = kept.pop("asked").tobytes(), kept.pop("reply").tobytes()
+            self._stage = self._stages[str(kept.pop("stage"))][0]
+            self.restore(kept)
+        except (LookupError, ValueError, TypeError, AttributeError, ProtocolError) as error:
+            raise CheckpointError(
+                f"{memory.path} is not what this client has kept: {error}"
+            ) from error
+
+    def state(self) -> dict[str, Any]:
+        """What another process needs to go on: named arrays and numbers."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave."""
 
     def __init_subclass__(cls) -> None:
         cls._stages = cls._stages | {
@@ -79,6 +106,21 @@ class Client(Party):
         if self._step != before:
             self._stage = self._reached
         return reply
+
+    def _keep(self, envelope: Envelope, request: bytes, reply: bytes) -> None:
+        # What is asked for sums begins anew after a crash, and changes nothing.
+        if self._memory is None or envelope.schema not in self._stages:
+            return
+        self._memory.keep(
+            {
+                "run": envelope.run,
+                "step": envelope.step,
+                "stage": envelope.schema,
+                "asked": np.frombuffer(sha256(request).digest(), dtype=np.uint8),
+                "reply": np.frombuffer(reply, dtype=np.uint8),
+                **self.state(),
+            }
+        )
 
     def _answer(self, envelope: Envelope, data: bytes) -> tuple[Stage, Values]:
         stage, request, method = self._read(envelope, data)
@@ -174,6 +216,36 @@ class PrivateClient(Client):
         self._reach = noisy.reach or 0
         return noisy
 
+    def pay_for_training(
+        self, samplings: Sequence[Sampling], share: float, clip: float, numbers: int
+    ) -> list[Training]:
+        """Pay for noisy training on parts of the records; see `Releases.pay_for_training`."""
+        if not isinstance(self.releases, Releases):
+            raise ProtocolError("there is no budget for noisy training without an epsilon")
+        asked = self._asked
+        return self.releases.pay_for_training(
+            samplings,
+            share,
+            clip=clip,
+            numbers=numbers,
+            run=asked.run,
+            step=asked.step,
+            message=asked.schema.removesuffix("/request"),
+        )
+
+    @property
+    def sampler(self) -> SamplerName:
+        """Where noise comes from."""
+        return self.releases.sampler if isinstance(self.releases, Releases) else "secure"
+
+    def weight_grid(self) -> WeightGrid:
+        """The grid of weights that this client adds to a sum without more noise."""
+        if self._n_clients is None:
+            raise ProtocolError("weights that are held are given as part of a sum only")
+        grid = WeightGrid.of(self._n_clients)
+        self._reach = grid.reach
+        return grid
+
     def reply(self, noisy: Noisy, **more: Any) -> dict[str, Any]:
         """The fields of a reply of a private stage."""
         return {
@@ -222,4 +294,5 @@ class PrivateClient(Client):
         return self.releases.sent(envelope.run, envelope.step, request)
 
     def _keep(self, envelope: Envelope, request: bytes, reply: bytes) -> None:
+        super()._keep(envelope, request, reply)
         self.releases.keep(envelope.run, envelope.step, request, reply)

@@ -15,13 +15,17 @@ class Clustering:
     """Global centres and, where the system knows it, the clusters that each client holds.
 
     `n_records` is the noisy number of records of a client, on average, where a private run knows;
-    `weights` the noisy numbers of records that each client has of each cluster.
+    `weights` the noisy numbers of records that each client has of each cluster. Systems that train
+    networks have them in `networks`, as named arrays, and FedCRef the graph of clusters in
+    `association`, as plain values.
     """
 
     centers: Floats
     client_clusters: Mapping[str, list[int]] | None = None
     n_records: float | None = None
     weights: Mapping[str, Floats] | None = None
+    networks: Mapping[str, Any] | None = None
+    association: Mapping[str, Any] | None = None
 
 
 def stack(replies: Mapping[str, Values], name: str) -> Any:

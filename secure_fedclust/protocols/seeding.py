@@ -95,6 +95,11 @@ class Recipe:
     seed_shares: tuple[float, ...]
     shares: tuple[float, ...]
 
+    def scaled(self, share: float) -> "Recipe":
+        """The same for a part of a run's budget."""
+        parts = (tuple(share * part for part in parts) for parts in (self.seed_shares, self.shares))
+        return Recipe(self.seed, self.n_seeds, *parts)
+
 
 def planned(
     recipe: Recipe, n_clusters: int, domain: Domain, *, summed: bool = False
@@ -209,11 +214,17 @@ def round_count_weight(n_features: int, adjacency: Adjacency) -> float:
 
 def ask_moments(session: Session, share: float) -> tuple[Floats, Floats]:
     """Mean and covariance of all clients' records together."""
+    return ask_moments_and_count(session, share)[:2]
+
+
+def ask_moments_and_count(session: Session, share: float) -> tuple[Floats, Floats, float]:
+    """The same, and the noisy number of records of a client, on average."""
     d = session.domain.n_features
     query = Moments(d)
     sizes = {"one": 1, "d": d, "pairs": d * (d + 1) // 2}
-    parts = session.ask_sum(MOMENTS, query, share, sizes, query.totals).parts
-    return query.mean_and_covariance(*(sum(column) for column in zip(*parts, strict=True)))
+    found = session.ask_sum(MOMENTS, query, share, sizes, query.totals)
+    totals = tuple(sum(column) for column in zip(*found.parts, strict=True))
+    return *query.mean_and_covariance(*totals), max(float(totals[0]) / found.n_clients, 1.0)
 
 
 def private_seeds(

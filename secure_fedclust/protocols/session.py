@@ -25,8 +25,9 @@ from secure_fedclust.privacy.domain import Domain
 from secure_fedclust.privacy.grid import SumGrid
 from secure_fedclust.privacy.mechanism import Noisy
 from secure_fedclust.privacy.queries import Query
-from secure_fedclust.privacy.secure_sum import Question, SecureSum
+from secure_fedclust.privacy.secure_sum import Question, SecureSum, Total
 from secure_fedclust.privacy.spec import PrivacySpec
+from secure_fedclust.protocols.checkpoint import Journal, Results
 from secure_fedclust.result import Exchange, OpenedSum
 
 Replies = dict[str, Values]
@@ -101,8 +102,37 @@ class Session:
         self.region: Region | None = None
         """The region, where the spec does not state one; every question then names it."""
         self.run = secrets.token_hex(8)
+        self.journal: Journal | None = None
+        """Where finished steps are kept, if anywhere."""
+        self.skipped = 0
+        """Numbers of steps that were begun by an earlier process, and are not used again."""
         self._engine = engine
         self._secure_sum = secure_sum
+
+    @property
+    def next_step(self) -> int:
+        """Number of the next exchange."""
+        return len(self.history) + self.skipped
+
+    def once(self, compute: Callable[[], Results]) -> Results:
+        """A step whose outcome is kept: a run that is resumed does not ask for it again."""
+        return compute() if self.journal is None else self.journal.step(self, compute)
+
+    def ask_once(
+        self,
+        stage: Stage,
+        requests: Mapping[str, Values],
+        bounds: Mapping[str, Bounds] | None = None,
+        read: Callable[[str, Values], Any] | None = None,
+    ) -> Results:
+        """`ask`, as a step whose outcome is kept."""
+        return self.once(lambda: self.ask(stage, requests, bounds, read))
+
+    def _number_for_a_sum(self) -> int:
+        # Masks and keys of a round that was cut off are lost; its number must not come again.
+        if self.journal is not None and self.journal.asked >= self.next_step:
+            self.skipped += self.journal.asked + 1 - self.next_step
+        return self.next_step
 
     @property
     def limit(self) -> Limit:
@@ -175,7 +205,9 @@ class Session:
         bounds: Mapping[str, Bounds] | None = None,
         read: Callable[[str, Values], Any] | None = None,
     ) -> dict[str, Any]:
-        step = len(self.history)
+        step = self.next_step
+        if self.journal is not None:
+            self.journal.note_asked(step)
         started = time.perf_counter()
         for client, request in requests.items():
             if "share" in request:
@@ -295,17 +327,78 @@ class Session:
         sizes: Mapping[str, int],
         request: Values,
     ) -> tuple[Noisy, int]:
-        number = len(self.history)
         if self.region is not None:
             stage, request = self.region.within(stage, request)
-        shapes = {
-            name: tuple(sizes[dimension] for dimension in dimensions)
-            for name, dimensions in stage.noisy_fields.items()
-        }
         limit = self.limit if self.spec.is_private else None
 
         def grid_for(n_clients: int) -> SumGrid:
             return SumGrid.of(query, self.spec, limit, share, n_clients)
+
+        fields, total = self._total(
+            secure_sum,
+            stage,
+            sizes,
+            {**request, "share": share},
+            reach=lambda n: grid_for(n).client_reach,
+            largest=lambda n: grid_for(n).largest,
+            share=share,
+            noisy=limit is not None,
+        )
+        grid = grid_for(total.n_clients)
+        sigma = grid.client_sigma * math.sqrt(len(total.survivors))
+        return Noisy(fields, grid.exponent, sigma), len(total.survivors)
+
+    def ask_exact_sum(
+        self,
+        stage: Stage,
+        sizes: Mapping[str, int],
+        *,
+        reach: Callable[[int], int],
+        **request: Any,
+    ) -> tuple[dict[str, Any], Total]:
+        """Ask for a sum of what needs no noise any more, under masks or encryption.
+
+        Parameters
+        ----------
+        stage : Stage
+            An additive one. Clients answer it with values that are private by themselves.
+        sizes : mapping
+            Size of each dimension of the reply.
+        reach : function of the number of clients
+            How far from zero a number of one client can be.
+        **request
+            The fields of the request.
+
+        Returns
+        -------
+        fields : mapping of name to array of whole steps
+        total : Total
+            Who is in the sum.
+        """
+        if self._secure_sum is None:
+            raise ProtocolError(f"{stage.name}: the privacy spec has no protection for sums")
+        return self._total(
+            self._secure_sum, stage, sizes, request, reach=reach, largest=lambda n: n * reach(n)
+        )
+
+    def _total(
+        self,
+        secure_sum: SecureSum,
+        stage: Stage,
+        sizes: Mapping[str, int],
+        request: Values,
+        *,
+        reach: Callable[[int], int],
+        largest: Callable[[int], int],
+        share: float = 0.0,
+        noisy: bool = True,
+    ) -> tuple[dict[str, Any], Total]:
+        """A sum that was opened, field by field; a share of the budget is spent on it, if any."""
+        number, place = self._number_for_a_sum(), len(self.history)
+        shapes = {
+            name: tuple(sizes[dimension] for dimension in dimensions)
+            for name, dimensions in stage.noisy_fields.items()
+        }
 
         def ask(
             part: Stage,
@@ -322,32 +415,30 @@ class Session:
         question = Question(
             self.run,
             number,
-            stage.request.encode({**request, "share": share}, run=self.run, step=number),
+            stage.request.encode(request, run=self.run, step=number),
             length=sum(map(math.prod, shapes.values())),
-            reach=lambda n: grid_for(n).client_reach,
-            largest=lambda n: grid_for(n).largest,
+            reach=reach,
+            largest=largest,
         )
         total = secure_sum.total(ask, self.participants, question)
-        grid = grid_for(total.n_clients)
         ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
         parts = np.split(total.steps, ends)
         fields = {
             name: part.reshape(shape)
             for (name, shape), part in zip(shapes.items(), parts, strict=True)
         }
-        sigma = grid.client_sigma * math.sqrt(len(total.survivors))
         self.sums.append(
             OpenedSum(
                 stage.name,
-                number,
+                place,
                 total.n_clients,
                 total.survivors,
-                share if limit else 0.0,
+                share if noisy else 0.0,
                 len(total.steps),
-                noisy=limit is not None,
+                noisy=noisy,
             )
         )
-        return Noisy(fields, grid.exponent, sigma), len(total.survivors)
+        return fields, total
 
     def noisy(
         self, reply: Values, names: tuple[str, ...], query: Query, share: float = 1.0

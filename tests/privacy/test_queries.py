@@ -14,10 +14,12 @@ from secure_fedclust.errors import ParameterError
 from secure_fedclust.privacy import sensitivity as formulas
 from secure_fedclust.privacy.mechanism import Bounded, Noisy, exponent_for
 from secure_fedclust.privacy.queries import (
+    AssignedSums,
     CellSums,
     Cost,
     FloorMeans,
     Histograms,
+    Marks,
     Moments,
     SoftSums,
     clip_message,
@@ -34,6 +36,22 @@ CENTERS = np.array([[0.0, 0.0], [0.0, 3.0], [3.0, 0.0]])
 SCALE = np.array([20.0, 30.0])
 SOFT = SoftSums(CENTERS, SCALE, RADIUS, 1.0)
 
+
+def turned(X):
+    """Cells that have nothing to do with distances, yet with each record by itself."""
+    return (nearest(X, CENTERS) + 1) % 3
+
+
+def marked(n_marks):
+    """Marks by how far a record lies to the right: none on the left, all beyond the last."""
+
+    def marks_of(X):
+        return nearest(X, CENTERS), X[:, :1] > np.arange(n_marks) / 100
+
+    return Marks(3, n_marks, marks_of)
+
+
+
 QUERIES = {
     "cells": CellSums(CENTERS, RADIUS, 0.5),
     "cells, heavy counts": CellSums(CENTERS, RADIUS, 1.5),
@@ -46,6 +64,11 @@ QUERIES = {
     "moments, mostly sums": Moments(2, (0.1, 0.8, 0.1)),
     "histograms": Histograms(np.array([[-1.0, -0.5, 0.0, 1.0], [0.0, 0.1, 0.2, 0.3]])),
     "cost": Cost(CENTERS, SCALE, 4.0),
+    "assigned": AssignedSums(CENTERS, RADIUS, 0.5, cells_of=turned),
+    "assigned, squares": AssignedSums(CENTERS, RADIUS, 0.2, 0.8, cells_of=turned),
+    "marks, none": marked(0),
+    "marks, few": marked(3),
+    "marks, many": marked(12),
 }
 MEANS = {
     "means": FloorMeans(SOFT, FLOOR),
@@ -108,6 +131,8 @@ def worst_pair(name, adjacency):
         first, second = [-2.0, -2.0], [0.5, 0.15]
     elif isinstance(query, Cost):
         first, second = CENTERS[0], near(0, 50, 50)
+    elif isinstance(query, Marks):
+        second = near(0, -1, 0) if query.n_marks > 4 else near(1, 1, 0)
     else:
         squares = getattr(query, "square_weight", 0.0)
         other_cell = 2 * (query.count_weight**2 + 1 + squares**2 / 4) > 4
@@ -429,6 +454,27 @@ def test_histograms_count_records_on_their_edges_and_beyond():
     (counts, sigma), step = read(query, on_edges + beyond)
     np.testing.assert_allclose(counts, [[2, 1, 3], [2, 2, 2]], rtol=1e-12)
     assert sigma == pytest.approx(100 * step, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["marks, none", "marks, few", "marks, many"])
+def test_marks_are_read_as_they_were(name):
+    query, X = QUERIES[name], some_records()
+    (counts, marks, sigma), step = read(query, X)
+    cells, carried = query.marks_of(X)
+    np.testing.assert_allclose(counts, np.bincount(cells, minlength=3), rtol=1e-12)
+    for j in range(3):
+        np.testing.assert_allclose(marks[j], carried[cells == j].sum(axis=0), atol=1e-9)
+    assert sigma == pytest.approx(100 * step, rel=1e-4)
+
+
+def test_sums_of_assigned_cells_are_about_the_centres_of_these_cells():
+    query, X = QUERIES["assigned"], some_records()
+    cells, step = read(query, X)
+    own = turned(X)
+    for j in range(3):
+        mine = shorten(X[own == j] - CENTERS[j], RADIUS)
+        assert cells.counts[j] == pytest.approx(len(mine), rel=1e-12)
+        np.testing.assert_allclose(cells.sums[j], mine.sum(axis=0), atol=2 * len(mine) * step)
 
 
 def test_costs_are_read_as_they_were():

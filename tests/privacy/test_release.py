@@ -3,12 +3,27 @@
 import numpy as np
 import pytest
 
-from secure_fedclust import BudgetExceeded, Ledger, LedgerError, ParameterError, PrivacySpec
+from secure_fedclust import (
+    BudgetExceeded,
+    Ledger,
+    LedgerError,
+    ParameterError,
+    PrivacySpec,
+    ProtocolError,
+)
 from secure_fedclust.privacy import mechanism
 from secure_fedclust.privacy.accounting import Limit, slack_of
+from secure_fedclust.privacy.bulk_noise import NOISE
 from secure_fedclust.privacy.mechanism import Bounded
 from secure_fedclust.privacy.queries import CellSums, Cost, Histograms, Moments
 from secure_fedclust.privacy.release import Releases
+from secure_fedclust.privacy.subsampled import (
+    TAIL_SHARE,
+    Sampling,
+    equivalent_mu,
+    tail_rate,
+    trainings_of,
+)
 
 SPEC = PrivacySpec(epsilon=1.0, delta=1e-5, ranges=[(-1, 1)] * 2)
 X = np.random.default_rng(0).uniform(-1, 1, (30, 2))
@@ -131,3 +146,95 @@ def test_exact_statistics_do_not_show_in_a_repr():
     for field in exact.fields.values():
         for value in field.ravel():
             assert str(value) not in repr(exact)
+
+
+SAMPLINGS = [Sampling(0.1, 50), Sampling(0.5, 20), Sampling(1.0, 10)]
+
+
+def pay(out, share=0.5, samplings=SAMPLINGS, **given):
+    return out.pay_for_training(
+        samplings,
+        share,
+        **{"clip": 0.5, "numbers": 1000, "run": "r", "step": 3, "message": "train"} | given,
+    )
+
+
+def test_training_is_charged_once_for_all_parts_and_gets_the_noise_that_was_paid_for():
+    out = releases()
+    trainings = pay(out)
+    assert [training.sampling for training in trainings] == SAMPLINGS
+    [row] = out.ledger.rows()
+    charge, mu = row.charge, out.limit.mu * 0.5**0.5
+    assert (charge.step, charge.message, charge.formula) == (3, "train", "dp_sgd/add_remove")
+    assert trainings_of(charge.inputs) == trainings
+    rate = charge.inputs["tail"]
+    assert rate == tail_rate([out.limit, out.ledger.limit])
+    costs = [equivalent_mu(training, rate) for training in trainings]
+    assert charge.mu == max(costs) and mu * (1 - 3e-3) <= min(costs) <= max(costs) <= mu
+    assert charge.sigma == NOISE and charge.coordinates == 1000 * 50
+    assert charge.slack == slack_of(NOISE, 1000 * 50) > 0
+    assert out.anchor == out.ledger.anchor() == (1, row.hash)
+
+
+def test_trainings_and_releases_share_one_budget():
+    out = releases()
+    pay(out, 0.6)
+    out.release(QUERY, X, 0.4, **PLACE)
+    spent = out.ledger.totals("a")
+    assert 0.99 * out.limit.mu**2 < spent.squared_mu <= out.limit.mu**2 * (1 + 1e-9)
+    before = out.ledger.anchor()
+    with pytest.raises(BudgetExceeded, match=r"spent .* asked .* limit"):
+        pay(out, 0.1)
+    assert out.ledger.anchor() == before
+
+
+def test_tails_of_all_trainings_fit_into_half_of_what_either_limit_sets_aside():
+    out = releases(ledger=ledger_of(epsilon=3.0, delta=1e-7))
+    for _ in range(4):
+        pay(out, 0.25, SAMPLINGS[:1])
+    tails = sum(row.charge.inputs["tail"] * row.charge.mu**2 for row in out.ledger.rows())
+    assert tails <= TAIL_SHARE * 1e-7 * 1.000001
+
+
+def test_tails_are_smaller_where_a_person_has_several_records():
+    spec = PrivacySpec(**SPEC.to_dict() | {"records_per_person": 3})
+    out, alone = releases(spec), releases()
+    pay(out)
+    pay(alone)
+    charges = [each.ledger.rows()[0].charge for each in (out, alone)]
+    assert [charge.inputs["records"] for charge in charges] == [3, 1]
+    assert charges[0].inputs["tail"] < charges[1].inputs["tail"] / 3
+    assert charges[0].inputs["noise 0"] > charges[1].inputs["noise 0"]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"samplings": []}, ParameterError, "0 clusters are trained on"),
+        ({"samplings": SAMPLINGS * 7}, ParameterError, "21 clusters are trained on"),
+        ({"share": 0.0}, ParameterError, "share=0"),
+        ({"share": 1.5}, ParameterError, "share=1.5"),
+        ({"clip": 0.0}, ParameterError, "clip=0"),
+        ({"numbers": 0}, ParameterError, "numbers=0"),
+    ],
+)
+def test_training_that_makes_no_sense_is_not_charged(given, error, message):
+    out = releases()
+    with pytest.raises(error, match=message):
+        pay(out, **given)
+    assert out.ledger.rows() == []
+
+
+def test_training_is_not_for_other_units_or_neighbours():
+    spec = PrivacySpec(**SPEC.to_dict() | {"adjacency": "replace_one"})
+    out = releases(spec, ledger_of(adjacency="replace_one"))
+    with pytest.raises(ProtocolError, match="single records that are added or removed"):
+        pay(out)
+    assert out.ledger.rows() == []
+
+
+def test_what_is_charged_for_training_does_not_depend_on_who_pays_first():
+    first, second = releases(client="a"), releases(client="b")
+    assert pay(first) == pay(second)
+    charges = [each.ledger.rows()[0].charge for each in (first, second)]
+    assert charges[0].inputs == charges[1].inputs and charges[0].mu == charges[1].mu

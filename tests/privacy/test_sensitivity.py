@@ -145,6 +145,19 @@ def climb(distance, size, rng):
     return distance(points).max()
 
 
+def mark_contribution(second_cell, marks, weight):
+    one = np.hstack([np.full((len(marks), 1), weight), np.where(marks > 0, weight, -weight) / 2])
+    return np.hstack([one * ~second_cell[:, None], one * second_cell[:, None]])
+
+
+def mark_pair(numbers, weight, n_marks):
+    cells, marks, other_marks = take(numbers, (2,), (n_marks,), (n_marks,))
+    return (
+        mark_contribution(cells[:, 0] > 0, marks, weight),
+        mark_contribution(cells[:, 1] > 0, other_marks, weight),
+    )
+
+
 SEARCHES = [
     # formula, arguments without adjacency, pairs of contributions, number of parameters
     (formulas.sums, (1.5,), lambda u: soft_pair(u, 1.5, 0.0), 18),
@@ -165,6 +178,10 @@ SEARCHES = [
         for n in (1, 4)
     ),
     *((formulas.cost, (3.0, w), lambda u, w=w: cost_pair(u, 3.0, w), 2) for w in (0.0, 0.75, 5.0)),
+    *(
+        (formulas.marks, (2.0, m), lambda u, m=m: mark_pair(u, 2.0, m), 2 + 2 * m)
+        for m in (0, 1, 3, 4, 5, 12)
+    ),
     (formulas.message, (2.5,), lambda u: message_pair(u, 2.5), 10),
     *(
         (formulas.floor_mean, (1.5, b), lambda u, b=b: floor_mean_pair(u, 1.5, b), 27)
@@ -266,6 +283,17 @@ def worst_cost(adjacency, cap, count_weight):
     return neighbours(cost_pair(np.array([[0.0, cap]]), cap, count_weight), adjacency)
 
 
+def worst_marks(adjacency, weight, n_marks):
+    """Either all marks are others, or the cell is another: the second where marks are few."""
+    all_marks, nowhere = np.ones((1, n_marks)), np.array([False])
+    first = mark_contribution(nowhere, all_marks, weight)
+    if adjacency == "add_remove":
+        return first, 0 * first
+    if n_marks > 4:
+        return first, mark_contribution(nowhere, -all_marks, weight)
+    return first, mark_contribution(~nowhere, all_marks, weight)
+
+
 def worst_message(adjacency, norm):
     first = np.array([[norm, 0.0]])
     return first, -first if adjacency == "replace_one" else 0 * first
@@ -291,6 +319,7 @@ WORST = [
         for n in (1, 4)
     ),
     *((formulas.cost, (3.0, w), lambda a, w=w: worst_cost(a, 3.0, w)) for w in (0.0, 0.75, 5.0)),
+    *((formulas.marks, (2.0, m), lambda a, m=m: worst_marks(a, 2.0, m)) for m in (0, 1, 4, 5, 12)),
     (formulas.message, (2.5,), lambda a: worst_message(a, 2.5)),
 ]
 
@@ -440,6 +469,7 @@ def test_bounds_are_rounded_up_and_scale_with_the_unit(radius, unit, adjacency):
         lambda r: formulas.theorem9(r, 3.0, 4, adjacency),
         lambda r: formulas.histogram(r, adjacency, 3),
         lambda r: formulas.cost(r, 0.7 * r, adjacency),
+        lambda r: formulas.marks(r, 3, adjacency),
     ):
         scaled = formula(radius * unit).value
         assert scaled == pytest.approx(unit * formula(radius).value, rel=1e-9)

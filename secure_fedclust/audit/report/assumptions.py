@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from secure_fedclust.audit.report import trainings
 from secure_fedclust.audit.report.facts import Facts
 from secure_fedclust.audit.report.formulas import states_enough
 from secure_fedclust.privacy.accounting import MIN_NOISE
@@ -15,6 +16,11 @@ Status = Literal["enforced", "assumed", "violated"]
 _SYNOPSIS_SYSTEMS = ("KFed", "FeCA", "GOLD")
 _SEEDED_SYSTEMS = ("FKM", "FedGEM")
 _STEPPED = ("fedgem/sums", "fedgem/means")
+_RANDOM = "it is drawn exactly, from the operating system's randomness, which is trusted"
+_RANDOM_IN_TRAINING = (
+    "; in training from AES-256 under a key from there, each probability to within a factor of "
+    "1e-14 of one"
+)
 _NO_ROWS = "the ledger's rows are not here to be looked at"
 
 
@@ -43,7 +49,7 @@ def assumptions(facts: Facts) -> list[Assumption]:
     """Every line that bears on this run."""
     lines = [*_declared(facts)]
     if facts.spec.is_private:
-        lines += [*_data(facts), *_algorithm(facts), *_noise(facts)]
+        lines += [*_data(facts), *_algorithm(facts), *_training(facts), *_noise(facts)]
     if facts.spec.protection != "none":
         lines += _sums(facts)
     if facts.spec.is_private:
@@ -140,7 +146,10 @@ def _clipping(facts: Facts) -> Assumption:
     name, statement = "clipping", "Every record is clipped before anything is computed from it."
     if not facts.rows:
         return Assumption(name, statement, "assumed", f"clients do it, but {_NO_ROWS}")
-    low = [row.number for row in facts.rows if not states_enough(row, facts.spec.adjacency)]
+    rows = facts.rows
+    if not trainings.can_be_checked():
+        rows = [row for row in rows if not trainings.is_training(row)]
+    low = [row.number for row in rows if not states_enough(row, facts.spec.adjacency)]
     if low:
         return Assumption(
             name,
@@ -148,6 +157,9 @@ def _clipping(facts: Facts) -> Assumption:
             "violated",
             f"row {low[0]} of the ledger states a smaller sensitivity than its formula gives",
         )
+    if len(rows) < len(facts.rows):
+        why = "clients do it; what training costs was not worked out anew: install the extra deep"
+        return Assumption(name, statement, "assumed", why)
     return Assumption(
         name,
         statement,
@@ -194,12 +206,73 @@ def _algorithm(facts: Facts) -> Iterator[Assumption]:
         "assumed",
         "they were given to the run; how somebody came by them is not known to the program",
     )
+    if not _trains(facts):
+        yield Assumption(
+            "sampling",
+            "No smaller cost is claimed because only some records or clients took part.",
+            "enforced",
+            "every release is charged in full: mu is sensitivity over noise",
+        )
+
+
+def _trains(facts: Facts) -> bool:
+    """Whether there was noisy training, in this run or in others on its ledger."""
+    rows = [] if facts.ledger is None else facts.ledger.rows
+    here = any(trainings.is_training(row) for row in rows)
+    return here or facts.result.algorithm in trainings.SYSTEMS
+
+
+def _training(facts: Facts) -> Iterator[Assumption]:
+    """What noisy training rests on besides."""
+    if not _trains(facts):
+        return
     yield Assumption(
         "sampling",
-        "No smaller cost is claimed because only some records or clients took part.",
+        "In each step of training every record is drawn by itself, at a rate that is public or was "
+        "released, and nobody outside the client learns which were.",
         "enforced",
-        "every release is charged in full: mu is sensitivity over noise",
+        "the cost is smaller because of it; clients draw from a stream cipher, say nothing about "
+        "it, and divide by the number expected, not by the number drawn",
     )
+    yield Assumption(
+        "batches",
+        "How long a step of training takes is not measured from outside.",
+        "assumed",
+        "it grows with the number of records drawn, of which the cost supposes that it is secret",
+    )
+    yield Assumption(
+        "parts",
+        "No record is in two of the clusters that are trained on at the same time.",
+        "enforced",
+        "which one it is in follows from the record and from what was released, so that the most "
+        "costly cluster is what all of them cost",
+    )
+    yield _tails(facts)
+
+
+def _tails(facts: Facts) -> Assumption:
+    name, records = "tails", facts.spec.records_per_person or 1
+    statement = "What training may give away with a tiny probability has room in delta."
+    if records > 1:
+        statement = statement[:-1] + f", for a person with {records} records, too."
+    ledger, limit = facts.ledger, facts.limit
+    rows = [] if ledger is None else [row for row in ledger.rows if trainings.is_training(row)]
+    if ledger is None or limit is None or not rows:
+        return Assumption(name, statement, "assumed", f"clients see to it, but {_NO_ROWS}")
+    large = [
+        row.number
+        for row in rows
+        if not trainings.fits_into_delta(
+            row,
+            [ledger.limit, limit] if row.charge.run == ledger.run else [ledger.limit],
+            records,
+        )
+    ]
+    if large:
+        why = f"row {large[0]} of the ledger has a larger tail than there is room for"
+        return Assumption(name, statement, "violated", why)
+    why = f"the {len(rows)} rows for training were looked at; together they need half the room"
+    return Assumption(name, statement, "enforced", f"{why} at most")
 
 
 def _start(facts: Facts) -> Assumption | None:
@@ -210,6 +283,15 @@ def _start(facts: Facts) -> Assumption | None:
         return Assumption(
             "start", statement, "violated", "seeding='local' sends records as the first centres"
         )
+    if algorithm == "FedCRef" and given.get("initial") != "kmeans":
+        why = "the first clusters were given, and may depend on all records at once"
+        return Assumption("start", statement, "violated", why)
+    if algorithm in trainings.SYSTEMS:
+        why = (
+            "networks start from random weights, and every assignment of a record is a function "
+            "of it and of values that were released and charged"
+        )
+        return Assumption("start", statement, "enforced", why)
     if algorithm not in (*_SYNOPSIS_SYSTEMS, *_SEEDED_SYSTEMS):
         why = f"how {algorithm} starts, this report does not know"
         return Assumption("start", statement, "assumed", why)
@@ -257,7 +339,7 @@ def _noise(facts: Facts) -> Iterator[Assumption]:
         "randomness",
         "Nobody can predict the noise.",
         "enforced" if sampler == "secure" else "violated",
-        "it is drawn exactly, from the operating system's randomness, which is trusted"
+        _RANDOM + (_RANDOM_IN_TRAINING if _trains(facts) else "")
         if sampler == "secure"
         else f"sampler={sampler!r} is for experiments: its noise can be predicted",
     )
@@ -285,8 +367,14 @@ def _charged(facts: Facts) -> Assumption:
     for exchange in facts.result.history:
         if exchange.form == "noisy":
             seen.update((client, False) for client in exchange.up)
+    trained = {row.charge.client for row in facts.rows if trainings.is_training(row)}
     for opened in facts.result.sums:
-        seen.update((client, True) for client in opened.survivors)
+        # A sum of networks has no noise of its own: each of them was paid for when it was trained.
+        seen.update(
+            (client, True)
+            for client in opened.survivors
+            if opened.share > 0 or client not in trained
+        )
     booked = Counter(
         (row.charge.client, row.charge.message.endswith(IN_A_SUM)) for row in facts.rows
     )

@@ -21,6 +21,7 @@ from secure_fedclust.audit.report.meaning import meaning
 from secure_fedclust.audit.report.pseudonyms import Names
 from secure_fedclust.audit.report.remarks import limits, unnoised
 from secure_fedclust.audit.report.sights import opened, sights, trust
+from secure_fedclust.audit.report.trainings import Paid, is_training, paid
 from secure_fedclust.errors import ParameterError
 from secure_fedclust.privacy.accounting import Limit, epsilon_of, mu_of
 from secure_fedclust.privacy.charges import Totals
@@ -38,7 +39,7 @@ _SAME = ("secure-fedclust", "opendp", "numpy", "scipy")
 
 _PACKAGES = (
     *("secure-fedclust", "numpy", "scipy", "scikit-learn", "opendp"),
-    *("cryptography", "tenseal", "msgpack", "dp-accounting"),
+    *("cryptography", "tenseal", "msgpack", "dp-accounting", "torch", "opacus"),
 )
 
 
@@ -310,9 +311,14 @@ def _accountants(facts: Facts, called: Names) -> dict[str, Any]:
     if limit is None or not facts.claims:
         return {"checked": False, "words": "Nothing is claimed, so there is nothing to check."}
     mus: dict[str, list[float]] = {}
+    trained: dict[str, list[Paid]] = {}
     for row in facts.rows:
-        mus.setdefault(called(row.charge.client), []).append(row.charge.mu)
-    return cross_check(mus, limit.delta, limit.epsilon)
+        client = called(row.charge.client)
+        if is_training(row):
+            trained.setdefault(client, []).append(paid(row))
+        else:
+            mus.setdefault(client, []).append(row.charge.mu)
+    return cross_check(mus, limit.delta, limit.epsilon, trained)
 
 
 def _audit(facts: Facts, called: Names) -> dict[str, Any] | None:

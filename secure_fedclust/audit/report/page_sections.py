@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from secure_fedclust.audit.report.drawing import line_chart
+from secure_fedclust.audit.report.formulas import described
 from secure_fedclust.audit.report.page_attacks import attacks
 from secure_fedclust.audit.report.page_parts import (
     Markup,
@@ -251,7 +252,7 @@ def _rows(rows: Sequence[Content]) -> str:
                 row["round"],
                 row["client"],
                 row["message"],
-                f"{row['formula']} ({', '.join(f'{k} {v:.6g}' for k, v in row['inputs'].items())})",
+                described(row["formula"], row["inputs"]),
                 row["sensitivity"],
                 row["sigma"],
                 row["mu"],
@@ -290,23 +291,37 @@ def _accountants(content: Content) -> str:
     checked = content["accountants"]
     if not checked["checked"]:
         return paragraph(checked["words"])
+    clients = checked["clients"]
+    trained = any("trainings" in each for each in clients.values())
+    header = ["Client", "Releases", "Exact composition", checked["other"]]
+    header += ["Opacus, RDP"] if trained else []
     rows = [
         [client, each["releases"], f"{each['exact']:.6g}", f"{each['pld']:.6g}"]
-        for client, each in checked["clients"].items()
+        + ([_rdp(each)] if trained else [])
+        for client, each in clients.items()
     ]
+    less = f"{checked['tolerance']:.0%} less"
+    if trained:
+        less = "less than the releases cost that are no training"
     return (
         paragraph(checked["words"])
         + paragraph(
             f"The two differ by at most {checked['largest_difference']:.2g} in epsilon. Had the "
-            f"other one found more, or {checked['tolerance']:.0%} less, there would be no report."
+            f"other one found more, or {less}, there would be no report."
         )
         + table(
-            f"Epsilon of this run at delta {small(checked['delta'])}, by two accountants",
-            ["Client", "Releases", "Exact composition", checked["other"]],
+            f"Epsilon of this run at delta {small(checked['delta'])}, by "
+            f"{'three' if trained else 'two'} accountants",
+            header,
             rows,
             kind="plain",
         )
     )
+
+
+def _rdp(client: Content) -> str:
+    rdp = client.get("rdp")
+    return "not installed" if rdp is None else f"{rdp:.6g}"
 
 
 def _unnoised(content: Content) -> str:

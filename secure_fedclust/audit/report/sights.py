@@ -16,6 +16,14 @@ _TO_CLIENTS = {
     "masking/confirm": ("request", "which clients have survived"),
     "masking/unmask": ("request", "which clients' masks to open, and signatures"),
     "ckks/take": ("key", "the key holder's public key"),
+    "fedcref/project": ("request", "random directions to see records from"),
+    "fedcref/noisy_scores": ("released", "all other clients' local models, as released"),
+    "fedcref/scores": ("released", "all other clients' local models"),
+    "fedcref/noisy_local": ("request", "random weights to start from"),
+    "fedcref/noisy_group": ("released", "the models of this client's groups, as released"),
+    "fedcref/noisy_refine": ("released", "the models of all groups, as released"),
+    "deepfeca/see": ("released", "the network, as released; at first random"),
+    "deepfeca/noisy_train": ("released", "centroids of features, as released, and a random head"),
 }
 """What clients are sent at each stage, where it is not a question about their records."""
 

@@ -140,7 +140,7 @@ def test_a_file_that_is_no_result_is_refused(folder, text):
 
 def test_a_result_of_another_format_names_both(folder):
     edit(folder / "result.json", format="secure_fedclust result 2")
-    refused(folder, ParameterError, "'secure_fedclust result 2'.*'secure_fedclust result 3'")
+    refused(folder, ParameterError, "'secure_fedclust result 2'.*'secure_fedclust result 4'")
 
 
 def test_a_note_of_another_format_names_both(folder):

@@ -1,0 +1,220 @@
+"""Runs that outlive their process.
+
+The server's end keeps the outcome of every finished step in a folder, and a client's end keeps what
+it has sent last and what it knows, before it sends. A run that was killed is begun again with the
+same folder: the server's code runs from the start, but steps that are there are read and not asked
+for, and the step that was cut off is asked for again with the same bytes. A client that had
+answered it sends the same bytes again; one that had not computes its answer, and what it computes
+with noise is charged anew. A sum that was cut off is asked for under a new number, because its keys
+are lost; that is a new release if its noise is in the sum.
+
+Nothing is pickled. A folder belongs to one run, with one set of parameters.
+"""
+
+import hashlib
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from secure_fedclust.errors import CheckpointError
+from secure_fedclust.result import OpenedSum, exchange_from_dict
+
+if TYPE_CHECKING:
+    from secure_fedclust.protocols.session import Session
+
+Results = dict[str, dict[str, Any]]
+"""What a step came to: for each client, or whatever else there is one of each, named values."""
+
+_FORMAT = "secure_fedclust checkpoint 1"
+_UNREADABLE = (
+    *(OSError, ValueError, TypeError, LookupError, AttributeError, EOFError),
+    *(BadZipFile, NotImplementedError, RuntimeError, struct.error, zlib.error),
+)
+"""What comes of reading a file that is cut off or damaged."""
+
+
+class Journal:
+    """The server's folder.
+
+    Parameters
+    ----------
+    folder : path
+    settings : mapping
+        What the run is about, as plain values: a folder of another run is refused.
+    """
+
+    def __init__(self, folder: str | Path, settings: Mapping[str, Any]) -> None:
+        self.folder = Path(folder)
+        self._steps = 0
+        self._manifest = self.folder / "run.json"
+        self.settings = json.loads(json.dumps({"format": _FORMAT, **settings}))
+        self.seed: int | None = None
+        self.run: str | None = None
+        if self._manifest.exists():
+            self._read_manifest()
+        elif self.folder.exists() and any(self.folder.iterdir()):
+            raise CheckpointError(f"{folder} holds something else: give a new or an empty folder")
+        self._asked = self.folder / "asked"
+        self.asked = self._read_asked() if self._asked.exists() else -1
+        """Number of the last exchange that was begun."""
+
+    def _read_asked(self) -> int:
+        try:
+            return int(self._asked.read_text(encoding="utf-8"))
+        except _UNREADABLE as error:
+            raise CheckpointError(f"{self._asked} cannot be read: {error}") from error
+
+    def _read_manifest(self) -> None:
+        try:
+            found = json.loads(self._manifest.read_text(encoding="utf-8"))
+            settings, self.seed, self.run = found["settings"], int(found["seed"]), str(found["run"])
+            self._clients = [str(client) for client in found["clients"]]
+            settings.get("format")
+        except _UNREADABLE as error:
+            raise CheckpointError(f"{self._manifest} cannot be read: {error}") from error
+        for name in sorted(set(settings) | set(self.settings)):
+            if settings.get(name) != self.settings.get(name):
+                raise CheckpointError(
+                    f"{self.folder} belongs to a run with another {name}: give another folder, or "
+                    f"the {name} that it was begun with"
+                )
+
+    def begin(self, seed: int, run: str, clients: Sequence[str]) -> None:
+        """Write down what the run is about; if it is there, it must be about the same clients."""
+        if self.run is not None and list(clients) != self._clients:
+            raise CheckpointError(
+                f"{self.folder} belongs to a run of the clients {', '.join(self._clients)}: give "
+                "another folder, or the same clients in the same order"
+            )
+        if self.run is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.seed, self.run = seed, run
+            content = {
+                "settings": self.settings,
+                "seed": seed,
+                "run": run,
+                "clients": list(clients),
+            }
+            replace_file(self._manifest, json.dumps(content, indent=1).encode())
+
+    def note_asked(self, step: int) -> None:
+        """Remember that an exchange was begun."""
+        if step > self.asked:
+            replace_file(self._asked, str(step).encode())
+            self.asked = step
+
+    def step(self, session: "Session", compute: Callable[[], Results]) -> Results:
+        """The outcome of the next step: the one that is there, or what `compute` finds."""
+        path = self.folder / f"step-{self._steps:05d}.npz"
+        self._steps += 1
+        if path.exists():
+            try:
+                arrays = load_arrays(path.read_bytes())
+                state = json.loads(str(arrays.pop("session")))
+                names = json.loads(str(arrays.pop("names")))
+                found: Results = {name: {} for name in names}
+                for key, value in arrays.items():
+                    place, field = key.split(" ", 1)
+                    found[names[int(place)]][field] = value if value.ndim else value.item()
+                _restore(session, state)
+            except _UNREADABLE as error:
+                raise CheckpointError(f"{path} cannot be read: {error}") from error
+            return found
+        found = compute()
+        content = {
+            f"{place} {field}": value
+            for place, fields in enumerate(found.values())
+            for field, value in fields.items()
+        }
+        content["session"] = json.dumps(_state(session))
+        content["names"] = json.dumps(list(found))
+        replace_file(path, save_arrays(content))
+        return found
+
+
+class Memory:
+    """A client's file: its last reply, and what it knows.
+
+    Parameters
+    ----------
+    path : path
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def load(self) -> dict[str, Any] | None:
+        """What was kept last; None if nothing was."""
+        if not self.path.exists():
+            return None
+        try:
+            return load_arrays(self.path.read_bytes())
+        except _UNREADABLE as error:
+            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
+
+    def keep(self, content: Mapping[str, Any]) -> None:
+        """Replace what was kept, whole or not at all."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(self.path, save_arrays(content))
+
+    @classmethod
+    def of(cls, folder: Path, client: str) -> "Memory":
+        """The file of a client, whatever its name is."""
+        return cls(folder / "clients" / f"{hashlib.sha256(client.encode()).hexdigest()[:32]}.npz")
+
+
+def _state(session: "Session") -> dict[str, Any]:
+    return {
+        "history": [exchange.to_dict() for exchange in session.history],
+        "sums": [asdict(opened) for opened in session.sums],
+        "anchors": session.anchors,
+        "shares": session.shares,
+        "sum_shares": session.sum_shares,
+        "participants": session.participants,
+        "n_features": session.n_features,
+        "skipped": session.skipped,
+    }
+
+
+def _restore(session: "Session", state: Mapping[str, Any]) -> None:
+    session.history[:] = [exchange_from_dict(exchange) for exchange in state["history"]]
+    session.sums[:] = [
+        OpenedSum(**opened | {"survivors": tuple(opened["survivors"])}) for opened in state["sums"]
+    ]
+    session.anchors = {client: (rows, head) for client, (rows, head) in state["anchors"].items()}
+    session.shares, session.sum_shares = dict(state["shares"]), dict(state["sum_shares"])
+    session.participants = tuple(state["participants"])
+    session.n_features, session.skipped = state["n_features"], state["skipped"]
+
+
+def save_arrays(content: Mapping[str, Any]) -> bytes:
+    """Named arrays, numbers and texts as bytes."""
+    buffer = BytesIO()
+    arrays: dict[str, Any] = {name: np.asarray(value) for name, value in content.items()}
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def load_arrays(data: bytes) -> dict[str, Any]:
+    """What `save_arrays` was given."""
+    with np.load(BytesIO(data), allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file so that a crash leaves the old one or the new one."""
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)

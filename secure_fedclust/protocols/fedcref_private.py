@@ -1,0 +1,702 @@
+"""FedCRef with differential privacy: every model, score, count and mean is a release.
+
+What a record's neighbours are must not decide where it belongs, or else one record could move all
+others to other clusters, and noise on a cluster's model would hide nothing. So every assignment
+here is a function of one record and of values that were released before:
+
+- the start: a noisy synopsis of each client's records, seen in a few directions that chance has
+  chosen, and clustered by the server; noise is spread over as many numbers as there are directions;
+- models: autoencoders trained by DP-SGD, each on the records of its cluster, at a public rate that
+  follows from the cluster's noisy count;
+- scores: noisy numbers of records that a model is close for, relative to the own model's error of
+  the same record (the paper's normalisation looks at all records, and is not available);
+- rounds of a group: DP-SGD again, from the group's average. With masking or encryption the server
+  learns the weighted sums of models, and not the models;
+- refinement: by noisy counts of the records that each model is best for.
+
+A record is in one cluster: training all clusters costs what the dearest of them costs. Whether a
+client's clusters have settled would tell of its records, so that all clients go on to the end.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from secure_fedclust.algorithms import fedcref as algorithm
+from secure_fedclust.algorithms.autoencoders import Autoencoder, errors
+from secure_fedclust.algorithms.lloyd import kmeans
+from secure_fedclust.arrays import Floats, Ints
+from secure_fedclust.errors import ParameterError, ProtocolError
+from secure_fedclust.messages import ANCHOR, Array, Integer, Real, private_stage, stage, steps
+from secure_fedclust.privacy import dpsgd
+from secure_fedclust.privacy.accounting import Limit
+from secure_fedclust.privacy.domain import Domain
+from secure_fedclust.privacy.plan import PlannedRelease
+from secure_fedclust.privacy.queries import AssignedSums, Marks, nearest
+from secure_fedclust.privacy.spec import PrivacySpec
+from secure_fedclust.privacy.subsampled import Sampling, public_rate
+from secure_fedclust.protocols import synopsis
+from secure_fedclust.protocols.averages import AVERAGE, WEIGHTS, Held, ask_averages
+from secure_fedclust.protocols.cells import CELLS, moved, pooled
+from secure_fedclust.protocols.checkpoint import Results
+from secure_fedclust.protocols.client import answers
+from secure_fedclust.protocols.clustering import Clustering
+from secure_fedclust.protocols.feature_space import FeatureSpace
+from secure_fedclust.protocols.fedcref import (
+    INDICES,
+    SHAPE,
+    TRAINING,
+    Federation,
+    Settings,
+    associate,
+    clustering,
+    pieces,
+)
+from secure_fedclust.protocols.seeding import round_count_weight
+from secure_fedclust.protocols.session import Session
+from secure_fedclust.protocols.synopsis import MICRO, SynopsisClient
+
+DIRECTIONS = 16
+SYNOPSIS_ROUNDS = 3
+N_INIT = 10
+
+START_SHARE, MEANS_SHARE = 0.2, 0.05
+LOCAL_PART, SCORES_PART, GROUPS_PART, COUNTS_PART = 0.35, 0.15, 0.42, 0.08
+"""Of what is left for an iteration."""
+
+MAX_LOCAL = 20
+"""Clusters of a client, at most: a row of the ledger names the training of each."""
+
+_COST = {"share": Real(1e-9, 1)}
+_NOISY_TRAINING = {**TRAINING, "clip": Real(1e-6, 1e6), **_COST}
+
+PROJECT = stage(
+    "fedcref/project",
+    request={"directions": Array(("p", "d"), largest=1)},
+    reply=ANCHOR,
+    form="key",
+)
+"""Says how to look at records; the reply says nothing about them."""
+
+BEGIN = stage(
+    "fedcref/begin",
+    request={
+        "centers": Array(("k", "d")),
+        "sizes": Array(("k",), minimum=1, largest=1e12),
+        **SHAPE,
+    },
+    reply=ANCHOR,
+    form="key",
+)
+"""Hands over the clusters to begin with, found in what the client has released."""
+
+NOISY_LOCAL = stage(
+    "fedcref/noisy_local",
+    request={"initial": Array(("p",), "float32", largest=1e6), **_NOISY_TRAINING},
+    reply={"models": Array(("k", "p"), "float32", largest=1e6), **ANCHOR},
+    form="noisy",
+)
+NOISY_SCORES = private_stage(
+    "fedcref/noisy_scores",
+    request={"models": WEIGHTS, "theta": Real(0, 1e6)},
+    reply={"counts": steps("k"), "marks": steps("k", "m")},
+)
+NOISY_GROUP = stage(
+    "fedcref/noisy_group",
+    request={
+        "clusters": Array(("m",), "int64", minimum=0),
+        "models": WEIGHTS,
+        "groups": Array(("m",), "int64", minimum=0),
+        "weights": Array(("m",), minimum=0, largest=1),
+        "hold": Integer(0, 1),
+        **_NOISY_TRAINING,
+    },
+    reply={"models": Array(("sent", "p"), "float32", largest=1e6), **ANCHOR},
+    form="noisy",
+)
+NOISY_REFINE = private_stage(
+    "fedcref/noisy_refine",
+    request={"models": WEIGHTS, "groups": INDICES, "n_clusters": Integer(1, MAX_LOCAL)},
+    reply={"counts": steps("c"), "marks": steps("c", "none")},
+)
+NOISY_MEANS = private_stage(
+    "fedcref/noisy_means",
+    request={"n_groups": Integer(1, 1 << 16), "count_weight": Real(1e-3, 1e3)},
+    reply={"counts": steps("g"), "sums": steps("g", "d")},
+    additive=True,
+)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How a run's budget is divided; shares are of mu squared and add up to one.
+
+    Attributes
+    ----------
+    start, means : float
+    local, scores, group, counts : float
+        In each iteration; `group` in each round of it.
+    """
+
+    start: float
+    means: float
+    local: float
+    scores: float
+    group: float
+    counts: float
+
+    @classmethod
+    def of(cls, settings: Settings, *, spare: bool = False) -> "Shares":
+        """The shares of a run; with one training to spare, where it may be cut off."""
+        each = (1 - START_SHARE - MEANS_SHARE) / settings.max_iter
+        longest = max(START_SHARE, each * LOCAL_PART, each * GROUPS_PART / settings.n_rounds)
+        scale = 1 / (1 + longest) if spare else 1.0
+        return cls(
+            START_SHARE * scale,
+            MEANS_SHARE * scale,
+            each * LOCAL_PART * scale,
+            each * SCORES_PART * scale,
+            each * GROUPS_PART / settings.n_rounds * scale,
+            each * COUNTS_PART * scale,
+        )
+
+
+_KEPT = ("directions", "models", "sizes", "groups", "labels")
+
+
+class PrivateFedCRefClient(SynopsisClient):
+    """Everything that FedCRef's clients do, with noise.
+
+    Privacy unit: a record of the client.
+    Sensitivity: ``marks``, ``moments``, ``synopsis`` and ``sums_and_counts`` in
+    docs/proofs/sensitivity.md, ``dp_sgd`` in docs/proofs/training.md.
+    Who sees it: the server; of models every other client. With a protection, the server sees the
+    rounds of groups and the means in sums only.
+    """
+
+    shape: Autoencoder
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.records = self.X
+        self.directions = np.zeros((0, 0))
+        self.models = np.zeros((0, 0))
+        self.sizes = np.zeros(0)
+        self.groups = np.zeros(0, dtype=np.int64)
+        self.labels = np.zeros(len(self.X), dtype=np.int64)
+        self.held = Held(np.zeros((0, 0)), np.zeros(0), np.zeros(0, dtype=np.int64))
+
+    def state(self) -> dict[str, Any]:
+        kept = {name: getattr(self, name) for name in _KEPT}
+        held = {f"held {name}": value for name, value in vars(self.held).items()}
+        # Before the start there is no network yet.
+        hidden = self.shape.hidden if hasattr(self, "shape") else ()
+        return {**kept, **held, "hidden": np.asarray(hidden, dtype=np.int64)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for name in _KEPT:
+            setattr(self, name, state[name])
+        self.held = Held(*(state[f"held {name}"] for name in ("weights", "shares", "groups")))
+        if len(state["hidden"]):
+            self.shape = Autoencoder(self.records.shape[1], tuple(map(int, state["hidden"])))
+        else:
+            self._look()
+
+    @answers(PROJECT, after=(None,))
+    def project(self, directions: Floats) -> dict[str, Any]:
+        self.directions = directions
+        self._look()
+        return self._anchor()
+
+    @answers(MICRO, after=(PROJECT,))
+    def micro(self, n_micro: int, n_rounds: int, share: float) -> dict[str, Any]:
+        return super().micro(n_micro, n_rounds, share)
+
+    @answers(CELLS, after=(PROJECT,))
+    def cells(self, **request: Any) -> dict[str, Any]:
+        return super().cells(**request)
+
+    @answers(BEGIN, after=(MICRO, CELLS))
+    def begin(self, centers: Floats, sizes: Floats, hidden: Ints) -> dict[str, Any]:
+        self.shape = Autoencoder(self.records.shape[1], tuple(map(int, hidden)))
+        self.labels, self.sizes = self._first(centers), sizes
+        self.models = np.zeros((len(sizes), self.shape.n_parameters))
+        self.enter(Domain.of(self.spec, self.records.shape[1]))
+        return self._anchor()
+
+    def _first(self, centers: Floats) -> Ints:
+        """The cluster that each record starts in."""
+        return nearest(self.X, centers)
+
+    def _look(self) -> None:
+        """Have records as they are seen from a few directions, each by itself."""
+        seen = np.zeros((len(self.records), len(self.directions)))
+        # Column by column: a matrix product may round a row otherwise where other rows differ.
+        for column, weights in zip(self.records.T, self.directions.T, strict=True):
+            seen += column[:, None] * weights
+        self.domain = FeatureSpace(len(self.directions)).domain
+        self.X, _ = self.domain.enter(seen)
+
+    @answers(NOISY_LOCAL, after=(BEGIN, NOISY_REFINE))
+    def local(self, initial: Floats, **training: Any) -> dict[str, Any]:
+        k = len(self.sizes)
+        # Who has no cluster in a group has nothing to add to its sums.
+        self.held = Held(np.zeros((0, 0)), np.zeros(0), np.zeros(0, dtype=np.int64))
+        start = np.repeat(self._checked(initial[None]), k, axis=0)
+        self.models = self._trained(start, np.arange(k), **training)
+        return {"models": self.models, **self._anchor()}
+
+    @answers(NOISY_SCORES, after=(NOISY_LOCAL, NOISY_SCORES))
+    def scores(self, models: Floats, theta: float, share: float) -> dict[str, Any]:
+        models = self._checked(models)
+        labels, own_models, shape = self.labels, self.models, self.shape
+
+        def marks_of(X: Floats) -> tuple[Ints, Any]:
+            own = errors(shape, own_models, X)[np.arange(len(X)), labels]
+            return labels, algorithm.close(own, errors(shape, models, X), theta, "relative")
+
+        return self.reply(self.release(Marks(len(self.models), len(models), marks_of), share))
+
+    @answers(NOISY_GROUP, after=(NOISY_SCORES, NOISY_GROUP, AVERAGE))
+    def group(
+        self,
+        clusters: Ints,
+        models: Floats,
+        groups: Ints,
+        weights: Floats,
+        hold: int,
+        **training: Any,
+    ) -> dict[str, Any]:
+        if not (clusters < len(self.sizes)).all() or len(np.unique(clusters)) != len(clusters):
+            raise ProtocolError("field 'clusters' does not name this client's clusters, each once")
+        if hold and self._summand is None:
+            raise ProtocolError("field 'hold' is for clients that take part in sums")
+        trained = self._trained(self._checked(models), clusters, **training)
+        if hold:
+            self.held = Held(trained, weights, groups)
+        return {"models": trained[: 0 if hold else None], **self._anchor()}
+
+    @answers(AVERAGE, after=(NOISY_SCORES, NOISY_GROUP, AVERAGE))
+    def average(self, first: int, n_groups: int, n_numbers: int) -> dict[str, Any]:
+        return self.held.part(self.weight_grid(), first, n_groups, n_numbers)
+
+    @answers(NOISY_REFINE, after=(NOISY_SCORES, NOISY_GROUP, AVERAGE))
+    def refine(self, models: Floats, groups: Ints, n_clusters: int, share: float) -> dict[str, Any]:
+        if len(groups) != len(self.models):
+            raise ProtocolError("field 'groups' must have one entry for each cluster")
+        candidates = np.concatenate([self.models, self._checked(models)])
+        found = errors(self.shape, candidates, self.X)
+        query = counting(len(candidates), lambda _: algorithm.best(found))
+        noisy = self.release(query, share)
+        chosen, self.sizes = picked_and_sizes(query.read(noisy)[0], n_clusters)
+        self.models = candidates[chosen]
+        self.groups = np.concatenate([groups, np.arange(len(models))])[chosen]
+        self.labels = algorithm.best(found[:, chosen])
+        return self.reply(noisy)
+
+    @answers(NOISY_MEANS, after=(NOISY_REFINE,))
+    def means(self, n_groups: int, count_weight: float, share: float) -> dict[str, Any]:
+        of = self.groups[self.labels]
+        # Records of isolated clusters are in a cell of their own.
+        cells = np.where((of < 0) | (of >= n_groups), n_groups, of)
+        query = group_sums(self.X.shape[1], n_groups, count_weight, lambda _: cells)
+        return self.reply(self.release(query, share))
+
+    def _trained(
+        self,
+        start: Floats,
+        clusters: Ints,
+        *,
+        epochs: int,
+        batch_size: int,
+        learning_rate: float,
+        clip: float,
+        share: float,
+    ) -> Floats:
+        """Train a model for each of some clusters, paid for together: a record is in one."""
+        rates = [public_rate(batch_size, size) for size in self.sizes[clusters]]
+        samplings = [Sampling(rate, max(1, round(epochs / rate))) for rate in rates]
+        trainings = self.pay_for_training(samplings, share, clip, self.shape.n_parameters)
+        trained = np.empty_like(start)
+        for i, (q, training) in enumerate(zip(clusters, trainings, strict=True)):
+            module = self.shape.module(start[i])
+            records = self.X[self.labels == q]
+            dpsgd.train(
+                module,
+                records,
+                records.astype(np.float32),
+                reconstruction_loss,
+                training,
+                clip=clip,
+                expected_batch=batch_size,
+                learning_rate=learning_rate,
+                sampler=self.sampler,
+            )
+            trained[i] = self.shape.weights_of(module)
+        return trained
+
+    def _checked(self, models: Floats) -> Floats:
+        if models.shape[1] != self.shape.n_parameters:
+            raise ProtocolError(
+                f"models have {models.shape[1]} weights, this network has {self.shape.n_parameters}"
+            )
+        return np.asarray(models, dtype=np.float64)
+
+
+class UnprovedFedCRefClient(PrivateFedCRefClient):
+    """Starts from clusters that it was given, which may depend on all records at once.
+
+    Privacy unit: none, one record may move all others to other clusters.
+    Sensitivity: as stated, if the clusters given do not depend on the records.
+    Who sees it: as for `PrivateFedCRefClient`.
+    """
+
+    def begin_with(self, labels: Ints) -> None:
+        """Take these clusters to begin with."""
+        self.given = labels
+
+    def _first(self, centers: Floats) -> Ints:
+        return np.minimum(self.given, len(centers) - 1)
+
+
+def reconstruction_loss(outputs: Any, targets: Any) -> Any:
+    """Mean squared error of each record."""
+    return (outputs - targets).square().mean(dim=1)
+
+
+def counting(n_cells: int, cells_of: Any) -> Marks:
+    """A query that counts records by cell."""
+    return Marks(n_cells, 0, lambda X: (cells_of(X), np.zeros((len(X), 0), dtype=bool)))
+
+
+def picked_and_sizes(counts: Floats, n_clusters: int) -> tuple[Ints, Floats]:
+    """The cells kept by noisy counts, and about how many records each will have.
+
+    Records of the other cells go to those kept, in proportion as far as anybody knows.
+    """
+    picked = algorithm.choose(counts, n_clusters)
+    kept = np.maximum(counts[picked], 1.0)
+    return picked, kept * max(1.0, float(np.maximum(counts, 0).sum() / kept.sum()))
+
+
+def group_sums(n_features: int, n_groups: int, count_weight: float, cells_of: Any) -> AssignedSums:
+    """Sums of a group's records about the middle of the region, and counts."""
+    centers = np.zeros((n_groups + 1, n_features))
+    return AssignedSums(centers, np.sqrt(n_features), count_weight, cells_of=cells_of)
+
+
+def run_private(
+    session: Session,
+    *,
+    n_local_clusters: Mapping[str, int],
+    settings: Settings,
+    clip: float,
+    shares: Shares,
+    rng: np.random.Generator,
+) -> Clustering:
+    """The server's side of a private run."""
+    if (most := max(n_local_clusters.values())) > MAX_LOCAL:
+        raise ParameterError(
+            f"n_local_clusters={most}: with differential privacy at most {MAX_LOCAL}"
+        )
+    domain = session.domain
+    shape = Autoencoder(domain.n_features, settings.hidden)
+    initial = shape.initial(rng).astype(np.float32).astype(np.float64)
+    sizes = _start(session, n_local_clusters, settings, shares.start, rng)
+    history: list[tuple[float, float]] = []
+    for _ in range(settings.max_iter):
+        request = {
+            "initial": initial,
+            **settings.training(settings.start_epochs),
+            "clip": clip,
+            "share": shares.local,
+        }
+        replies = session.ask_once(
+            NOISY_LOCAL,
+            dict.fromkeys(sizes, request),
+            {client: {"k": len(own)} for client, own in sizes.items()},
+        )
+        models = {client: reply["models"].astype(np.float64) for client, reply in replies.items()}
+        found = _ask_scores(session, models, settings, shares.scores)
+        groups = _federate(session, found, sizes, initial, settings, clip, shares.group)
+        chosen = _ask_refine(session, found, groups, n_local_clusters, shares.counts)
+        held = {client: found.of_client(client) for client in models}
+        for client, (picked, size) in chosen.items():
+            places = np.concatenate([found.of_client(client), np.arange(len(groups))])
+            models[client] = np.concatenate([found.models[client], groups])[picked]
+            held[client], sizes[client] = places[picked], size
+        sizes = {client: sizes[client] for client in chosen}
+        history.append(found.outcome())
+        if algorithm.settled(history):
+            break
+    means = np.zeros((0, domain.n_features))
+    if len(groups):
+        means = _ask_means(session, len(groups), shares.means)
+        session.note_centers(domain.leave(means))
+    return clustering(shape, found, groups, models, held, history, domain.leave(means))
+
+
+def n_directions(n_features: int) -> int:
+    """Directions from which records are seen at the start."""
+    return min(n_features, DIRECTIONS)
+
+
+def directions(n_features: int, rng: np.random.Generator) -> Floats:
+    """Orthonormal directions that chance has chosen, or the features themselves if they are few.
+
+    They are so long that a record, which is no longer than the root of its number of features, is
+    seen about as long as the root of the number of directions.
+    """
+    if n_features <= DIRECTIONS:
+        return np.eye(n_features)
+    return np.asarray(np.linalg.qr(rng.normal(size=(n_features, DIRECTIONS)))[0].T)
+
+
+def _start(
+    session: Session,
+    n_local_clusters: Mapping[str, int],
+    settings: Settings,
+    share: float,
+    rng: np.random.Generator,
+) -> dict[str, Floats]:
+    """Have every client begin with clusters found in a synopsis of it; about how large they are."""
+    n_features = session.domain.n_features
+    seen = directions(n_features, rng)
+    chance = rng.spawn(1)[0]
+    session.ask_once(PROJECT, {client: {"directions": seen} for client in session.clients})
+    session.n_features, session.region = len(seen), FeatureSpace(len(seen))
+
+    def found() -> Results:
+        kept = synopsis.collect(
+            session,
+            n_clusters=n_local_clusters,
+            n_rounds=SYNOPSIS_ROUNDS,
+            cells=_cells(n_local_clusters, session.spec, session.limit),
+            share=share,
+        )
+        begun: Results = {}
+        for client, part in kept.summaries(n_local_clusters).items():
+            k = min(n_local_clusters[client], len(part.points))
+            centers, labels = kmeans(part.points, k, chance, weights=part.weights, n_init=N_INIT)
+            sizes = np.bincount(labels, part.weights, len(centers))
+            begun[client] = {"centers": centers, "sizes": np.maximum(sizes, 1.0)}
+        return begun
+
+    begun = session.once(found)
+    hidden = np.asarray(settings.hidden)
+    replies = session.ask_once(
+        BEGIN, {client: {**fields, "hidden": hidden} for client, fields in begun.items()}
+    )
+    session.n_features, session.region = n_features, None
+    return {client: begun[client]["sizes"] for client in replies}
+
+
+def _cells(n_local_clusters: Mapping[str, int], spec: PrivacySpec, limit: Limit) -> int:
+    return synopsis.cells_for(spec.public_size, max(n_local_clusters.values()), 1, limit.mu)
+
+
+def _ask_scores(
+    session: Session, models: Mapping[str, Floats], settings: Settings, share: float
+) -> Federation:
+    everyone = np.concatenate(list(models.values()))
+    parts = []
+    for piece in pieces(everyone):
+        part = share * len(piece) / len(everyone)
+        request = {"models": piece, "theta": settings.theta, "share": part}
+        bounds = {client: {"k": len(own)} for client, own in models.items()}
+        read = partial(_read_scores, session, models, len(piece), part)
+        parts.append(session.ask_once(NOISY_SCORES, dict.fromkeys(models, request), bounds, read))
+    whole = [client for client in models if all(client in part for part in parts)]
+    found = {c: np.concatenate([part[c]["shares"] for part in parts], axis=1) for c in whole}
+    return associate(models, found, settings.alpha)
+
+
+def _read_scores(
+    session: Session,
+    models: Mapping[str, Floats],
+    n_models: int,
+    share: float,
+    client: str,
+    reply: dict[str, Any],
+) -> dict[str, Any]:
+    query = Marks(len(models[client]), n_models, _unasked)
+    noisy = session.noisy(reply, ("counts", "marks"), query, share)
+    counts, marks, sigma = query.read(noisy)
+    # A share of a cluster that noise has made small is no share of anything.
+    return {"shares": np.clip(marks / np.maximum(counts, 3 * sigma)[:, None], 0, 1)}
+
+
+def _unasked(X: Floats) -> Any:
+    """What only clients can answer."""
+    raise ProtocolError("the server has no records to put a question to")
+
+
+def _federate(
+    session: Session,
+    found: Federation,
+    sizes: Mapping[str, Floats],
+    initial: Floats,
+    settings: Settings,
+    clip: float,
+    share: float,
+) -> Floats:
+    """One model a group, trained by rounds of federated averaging of noisy models."""
+    groups = np.repeat(initial[None], found.n_groups, axis=0)
+    asked = {client: mine for client in found.models if len(mine := found.members(client))}
+    weights = _weights(found, sizes, asked)
+    hold = session.spec.protection != "none"
+    for _ in range(settings.n_rounds if asked else 0):
+        requests = {
+            client: {
+                "clusters": mine,
+                "models": groups[found.of_client(client)[mine]],
+                "groups": found.of_client(client)[mine],
+                "weights": weights[client],
+                "hold": int(hold),
+                **settings.training(settings.local_epochs),
+                "clip": clip,
+                "share": share,
+            }
+            for client, mine in asked.items()
+        }
+        bounds = {client: {"sent": 0 if hold else len(mine)} for client, mine in asked.items()}
+        replies = session.ask_once(NOISY_GROUP, requests, bounds)
+        told = [
+            {
+                client: float(weights[client][found.of_client(client)[mine] == group].sum())
+                for client, mine in asked.items()
+                if client in replies
+            }
+            for group in range(len(groups))
+        ]
+        if hold:
+            groups = ask_averages(session, groups)
+        else:
+            groups = _averaged(replies, found, weights, told, groups)
+    return groups
+
+
+def _weights(
+    found: Federation, sizes: Mapping[str, Floats], asked: Mapping[str, Ints]
+) -> dict[str, Floats]:
+    """What each cluster in a group counts: its share of the group's records, as far as known."""
+    total = np.zeros(found.n_groups)
+    for client, mine in asked.items():
+        np.add.at(total, found.of_client(client)[mine], sizes[client][mine])
+    return {
+        client: sizes[client][mine] / total[found.of_client(client)[mine]]
+        for client, mine in asked.items()
+    }
+
+
+def _averaged(
+    replies: Mapping[str, Any],
+    found: Federation,
+    weights: Mapping[str, Floats],
+    told: Sequence[Mapping[str, float]],
+    before: Floats,
+) -> Floats:
+    total = np.zeros_like(before)
+    for client, reply in replies.items():
+        mine = found.members(client)
+        for weight, group, model in zip(
+            weights[client], found.of_client(client)[mine], reply["models"], strict=True
+        ):
+            total[group] += weight * model.astype(np.float64)
+    present = np.array([sum(each.values()) for each in told])
+    return np.where(present[:, None] > 0, total / np.maximum(present, 1e-300)[:, None], before)
+
+
+def _ask_refine(
+    session: Session,
+    found: Federation,
+    groups: Floats,
+    n_local_clusters: Mapping[str, int],
+    share: float,
+) -> dict[str, tuple[Ints, Floats]]:
+    requests = {
+        client: {
+            "models": groups,
+            "groups": found.of_client(client),
+            "n_clusters": n_local_clusters[client],
+            "share": share,
+        }
+        for client in found.models
+    }
+    n = {client: len(own) + len(groups) for client, own in found.models.items()}
+
+    def read(client: str, reply: dict[str, Any]) -> dict[str, Any]:
+        query = counting(n[client], _unasked)
+        noisy = session.noisy(reply, ("counts", "marks"), query, share)
+        return {"counts": query.read(noisy)[0]}
+
+    bounds = {client: {"c": n[client], "none": 0} for client in requests}
+    replies = session.ask_once(NOISY_REFINE, requests, bounds, read)
+    return {
+        client: picked_and_sizes(reply["counts"], n_local_clusters[client])
+        for client, reply in replies.items()
+    }
+
+
+def _ask_means(session: Session, n_groups: int, share: float) -> Floats:
+    domain = session.domain
+    d = domain.n_features
+    weight = round_count_weight(d, session.spec.adjacency)
+    query = group_sums(d, n_groups, weight, _unasked)
+
+    def ask() -> Results:
+        parts = session.ask_sum(
+            NOISY_MEANS,
+            query,
+            share,
+            {"g": n_groups + 1, "d": d},
+            query.read,
+            n_groups=n_groups,
+            count_weight=weight,
+        ).parts
+        return {"means": {"centers": moved(pooled(parts), domain.bound, domain)[:n_groups]}}
+
+    return np.asarray(session.once(ask)["means"]["centers"])
+
+
+def planned_releases(
+    domain: Domain,
+    *,
+    n_local_clusters: Mapping[str, int],
+    settings: Settings,
+    spec: PrivacySpec,
+    limit: Limit,
+    shares: Shares,
+) -> list[PlannedRelease]:
+    """The releases of a run: as many clusters, models and groups as there can be."""
+    most, all_clusters = max(n_local_clusters.values()), sum(n_local_clusters.values())
+    n_groups = all_clusters // 2
+    p = Autoencoder(domain.n_features, settings.hidden).n_parameters
+    iterations, rounds = settings.max_iter, settings.max_iter * settings.n_rounds
+    start = synopsis.planned(
+        FeatureSpace(n_directions(domain.n_features)).domain,
+        n_clusters=most,
+        n_rounds=SYNOPSIS_ROUNDS,
+        cells=_cells(n_local_clusters, spec, limit),
+        share=shares.start,
+    )
+    # Training is released step by step; how many steps there are depends on noisy counts.
+    return [
+        *start,
+        PlannedRelease(NOISY_LOCAL.name, iterations, iterations * shares.local, most * p),
+        PlannedRelease(
+            NOISY_SCORES.name, iterations, iterations * shares.scores, most * (1 + all_clusters)
+        ),
+        PlannedRelease(NOISY_GROUP.name, rounds, rounds * shares.group, most * p),
+        PlannedRelease(NOISY_REFINE.name, iterations, iterations * shares.counts, most + n_groups),
+        PlannedRelease(
+            NOISY_MEANS.name,
+            1,
+            shares.means,
+            (n_groups + 1) * (domain.n_features + 1),
+            summed=spec.protection != "none",
+        ),
+    ]
