@@ -217,7 +217,7 @@ def _grid(table: dict[str, Any]) -> Grid:
         users = [name for name, kind in ALGORITHMS.items() if parameter in parameter_names(kind)]
         if key in table and not set(users) & set(kinds):
             raise ParameterError(
-                f"[grid] {key} is for {' and '.join(users)} only: leave it out, or add one to "
+                f"[grid] {key} is for {', '.join(users)} only: leave it out, or add one to "
                 "algorithm"
             )
     rounds = _listed(table, "rounds") if "rounds" in table else None

@@ -69,7 +69,7 @@ def test_an_unknown_key_is_refused_at_every_level(content, path):
         ("grid.epsilon", [1, 1.0], "twice"),
         ("grid.protection", "tls", "protection='tls'"),
         ("grid.calibration", "sums", "calibration is for FedGEM only"),
-        ("grid.rounds", 3, "rounds is for FKM and FedGEM only"),
+        ("grid.rounds", 3, "rounds is for FKM, FedGEM, FedCRef, DeepFeCA only"),
         ("grid.clients", 0, "clients=0"),
         ("grid.partition", "even", "partition = 'even'"),
         ("grid.partition", {"name": ["iid"]}, "partition = "),
