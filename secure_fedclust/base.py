@@ -168,6 +168,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             n_exchanges=self._expected_exchanges(spec),
             experiment=self._unproved() is not None,
             prepare=partial(self._prepare, journal),
+            resumed=None if journal is None else journal.run,
         )
         if journal is not None:
             journal.begin(seed, run.session.run, run.session.clients)

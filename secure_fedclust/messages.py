@@ -358,7 +358,7 @@ def stage(
     """
     larger = {
         key: replace(kind, largest=_LARGEST_REQUEST)
-        if isinstance(kind, Array) and kind.dtype == "float64"
+        if isinstance(kind, Array) and kind.dtype == "float64" and kind.largest is None
         else kind
         for key, kind in request.items()
     }

@@ -14,6 +14,7 @@ from secure_fedclust.algorithms.deepfeca import probe
 from secure_fedclust.algorithms.lloyd import assign
 from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.base import FederatedClusterer, one_per_client
+from secure_fedclust.engines import Engine
 from secure_fedclust.errors import DataError, FederationWarning, ParameterError
 from secure_fedclust.parameters import check_choice, check_counts, check_flags, check_positive
 from secure_fedclust.privacy.accounting import Limit
@@ -302,6 +303,11 @@ class FedCRef(NeuralClusterer):
     def fit(self, clients: Any, y: None = None, **options: Any) -> "FedCRef":
         """Cluster the clients' records without pooling them; see `FederatedClusterer.fit`."""
         if not isinstance(self.initial, str):
+            if isinstance(clients, Engine):
+                raise ParameterError(
+                    "initial: clients that an engine reaches have their labels with them; leave "
+                    "it out here"
+                )
             self._given = _labels_by_client(self.initial, clients)
         super().fit(clients, y, **options)
         return self

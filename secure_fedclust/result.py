@@ -369,8 +369,12 @@ class FedClustResult:
         """Read what `to_dict` gave."""
         values = dict(content)
         networks = values.pop("networks")
+        if networks is not None:
+            networks = {str(name): _unpacked(packed) for name, packed in networks.items()}
         centers = np.asarray(values.pop("centers"), dtype=np.float64)
-        if centers.ndim != 2 or not centers.size or not np.isfinite(centers).all():
+        if not len(centers) and networks is not None:
+            centers = np.zeros((0, int(networks["n_features"])))  # nothing was found
+        elif centers.ndim != 2 or not centers.size or not np.isfinite(centers).all():
             raise ValueError("centres that are none")
         history = tuple(exchange_from_dict(exchange) for exchange in values.pop("history"))
         anchors = {
@@ -380,8 +384,6 @@ class FedClustResult:
             OpenedSum(**opened | {"survivors": tuple(opened["survivors"])})
             for opened in values.pop("sums")
         )
-        if networks is not None:
-            networks = {str(name): _unpacked(packed) for name, packed in networks.items()}
         return cls(
             centers=centers,
             history=history,

@@ -176,6 +176,7 @@ def open_run(
     n_exchanges: int = 1,
     experiment: bool = False,
     prepare: Callable[[str, Client], None] | None = None,
+    resumed: str | None = None,
 ) -> Run:
     """Check what the caller gave, and make it ready to be asked.
 
@@ -199,6 +200,8 @@ def open_run(
         Whether the run has no guarantee, whatever the spec says.
     prepare : function of name and client, optional
         What is to be done with each client before it is asked anything.
+    resumed : str, optional
+        The run that is gone on with.
     """
     check_choice("sampler", sampler, ("secure", "fast"))
     check_available(spec)
@@ -239,7 +242,7 @@ def open_run(
             outlet: Releases | ExactSums = ExactSums(spec)
             if book is not None:
                 outlet = Releases(name, spec, book, sampler)
-                outlet.require_room()
+                outlet.require_room(resumed)
             members[name] = client_class(X, spec, child, outlet, ends.clients[name])
         elif book is None and spec.protection == "none":
             members[name] = client_class(X, spec, child)

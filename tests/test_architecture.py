@@ -26,7 +26,8 @@ ALLOWED = {
     "audit": LEAVES
     | {"algorithms", "privacy", "protocols", "engines", "records", "result", "run", "datasets"},
     "estimators": LEAVES | {"privacy", "protocols", "result", "base"},
-    "neural": LEAVES | {"algorithms", "privacy", "protocols", "records", "result", "base"},
+    "neural": LEAVES
+    | {"algorithms", "privacy", "protocols", "engines", "records", "result", "base"},
     "config": LEAVES | {"privacy", "records", "datasets", "base", "estimators"},
     "sweep": LEAVES
     | {"algorithms", "privacy", "protocols", "datasets", "records", "result", "metrics"}

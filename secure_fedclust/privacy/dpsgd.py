@@ -122,13 +122,16 @@ def train(
         records = torch.from_numpy(np.array(X, dtype=np.float32))
     wanted = torch.from_numpy(np.array(targets))
     total = np.zeros(sum(p.numel() for p in weights), dtype=np.int64)
+    # One place for all, since alignment in memory can decide the order of additions.
+    row = records.new_empty((1, *records.shape[1:]))
+    target = wanted.new_empty((1, *wanted.shape[1:]))
     try:
         with _in_training(module), _one_thread():
             for _ in range(steps):
                 total[:] = 0
                 for i in drawing.choose(len(X), rate).tolist():
-                    one = slice(i, i + 1)
-                    cost = loss(module(records[one]), wanted[one]).sum()
+                    row[0], target[0] = records[i], wanted[i]
+                    cost = loss(module(row), target).sum()
                     add_clipped(_gradient(cost, weights), total, clip, training.noise)
                 total += drawing.noise(len(total))
                 optimizer.noisy = total

@@ -65,10 +65,17 @@ class Releases:
         self.limit = Limit.of(*self.spec.target())
         self.anchor = self.ledger.anchor()
 
-    def require_room(self) -> None:
-        """Refuse to begin a run that could not be finished, before it spends anything."""
+    def require_room(self, resumed: str | None = None) -> None:
+        """Refuse to begin a run that could not be finished, before it spends anything.
+
+        Parameters
+        ----------
+        resumed : str, optional
+            A run that is gone on with: what it has spent is part of its plan.
+        """
         lifetime, before = self.ledger.limit, self.ledger.totals(self.client)
-        after = before.squared_mu + self.limit.mu**2
+        own = 0.0 if resumed is None else self.ledger.totals(self.client, resumed).squared_mu
+        after = before.squared_mu + max(0.0, self.limit.mu**2 - own)
         both = epsilon_of(lifetime.delta, after**0.5)
         if not lifetime.allows(after, before.slack, before.coordinates):
             spent = epsilon_of(lifetime.delta, before.mu)

@@ -213,8 +213,14 @@ def load_arrays(data: bytes) -> dict[str, Any]:
 def replace_file(path: Path, data: bytes) -> None:
     """Write a file so that a crash leaves the old one or the new one."""
     partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
+    # For the owner's eyes: a client's file has what nobody else may see.
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

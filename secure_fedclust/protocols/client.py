@@ -58,11 +58,13 @@ class Client(Party):
     """
 
     max_clusters: ClassVar[int] = MAX_CLUSTERS
+    more_bounds: ClassVar[Bounds] = {}
+    """Sizes of other things that it is sent: what it takes for a record must have a limit."""
     _stages: ClassVar[dict[str, tuple[Stage, tuple[Stage | None, ...], str]]] = {}
 
     def __init__(self, X: Floats, spec: PrivacySpec, rng: np.random.Generator) -> None:
         super().__init__()
-        self.X = X
+        self.X = self._given = X
         self.spec = spec
         self.rng = rng
         self._stage: Stage | None = None
@@ -78,6 +80,8 @@ class Client(Party):
             self._run, self._step = str(kept.pop("run")), int(kept.pop("step"))
             self._last = kept.pop("asked").tobytes(), kept.pop("reply").tobytes()
             self._stage = self._stages[str(kept.pop("stage"))][0]
+            if kept.pop("records").tobytes() != self._digest():
+                raise ProtocolError("it was begun with other records, or in another order")
             self.restore(kept)
         except (LookupError, ValueError, TypeError, AttributeError, ProtocolError) as error:
             raise CheckpointError(
@@ -118,9 +122,15 @@ class Client(Party):
                 "stage": envelope.schema,
                 "asked": np.frombuffer(sha256(request).digest(), dtype=np.uint8),
                 "reply": np.frombuffer(reply, dtype=np.uint8),
+                "records": np.frombuffer(self._digest(), dtype=np.uint8),
                 **self.state(),
             }
         )
+
+    def _digest(self) -> bytes:
+        """Tells other records from these, in a file that stays with the client."""
+        records = np.ascontiguousarray(self._given)
+        return sha256(repr(records.shape).encode() + records.tobytes()).digest()
 
     def _answer(self, envelope: Envelope, data: bytes) -> tuple[Stage, Values]:
         stage, request, method = self._read(envelope, data)
@@ -137,7 +147,12 @@ class Client(Party):
         if self._stage not in after:
             before = "at the beginning" if self._stage is None else f"after {self._stage.name}"
             raise ProtocolError(f"{stage.name} may not be asked {before}")
-        bounds: Bounds = {"d": self.X.shape[1], "k": (1, self.max_clusters), "edges": (2, 1 << 16)}
+        bounds: Bounds = {
+            "d": self.X.shape[1],
+            "k": (1, self.max_clusters),
+            "edges": (2, 1 << 16),
+            **self.more_bounds,
+        }
         request, _ = stage.request.decode(data, run=envelope.run, step=envelope.step, bounds=bounds)
         return stage, request, method
 
@@ -178,7 +193,6 @@ class PrivateClient(Client):
         summand: Summand | None = None,
     ) -> None:
         super().__init__(X, spec, rng)
-        self._given = X
         self.releases = releases
         self._summand = summand
         self._n_clients: int | None = None

@@ -31,12 +31,13 @@ from secure_fedclust.protocols.feca import MAX_INIT
 from secure_fedclust.protocols.session import Session
 
 MAX_WIDTH = 1 << 16
+MAX_FEATURES = 1 << 10
 
 NETWORK = {
     "weights": Array(("p",), "float32", largest=1e6),
     "kind": Choice(("dense", "conv")),
     "hidden": Array(("layers",), "int64", minimum=1, largest=MAX_WIDTH),
-    "n_out": Integer(1, MAX_WIDTH),
+    "n_out": Integer(1, MAX_FEATURES),
 }
 WHITENING = {"mean": Array(("f",)), "matrix": Array(("f", "f"))}
 TRAINING = {

@@ -228,8 +228,8 @@ class PrivateDeepFeCAClient(SynopsisClient):
         hold: int,
         share: float,
     ) -> dict[str, Any]:
-        if hold and self._summand is None:
-            raise ProtocolError("field 'hold' is for clients that take part in sums")
+        if bool(hold) != (self._summand is not None):
+            raise ProtocolError("field 'hold' must be 1 where networks are added up, and else 0")
         check_training(self.backbone, centers, head)
         from torch import nn
 
@@ -358,7 +358,10 @@ def _look(
     found = session.once(moments)["moments"]
     mean, covariance = found["mean"] * scale, found["covariance"] * scale**2
     spread = float(np.trace(covariance)) / f
-    matrix = deepfeca.whitening(covariance + SHRINK * max(spread, 0.0) * np.eye(f))
+    try:
+        matrix = deepfeca.whitening(covariance + SHRINK * max(spread, 0.0) * np.eye(f))
+    except TrainingError:
+        matrix = np.eye(f)  # noise has left no direction to tell from others
     request = {"mean": mean, "matrix": matrix}
     session.ask_once(WHITEN, dict.fromkeys(session.clients, request))
     session.region = unit_sphere(f)

@@ -39,6 +39,9 @@ MAX_WIDTH = 1 << 16
 MODELS_AT_ONCE = 1 << 23
 """Weights in a request, about."""
 
+MOST_MODELS = 1024
+"""Models in a request."""
+
 N_INIT = 10
 """Runs of a client's k-means, of which the best counts."""
 
@@ -277,7 +280,7 @@ def associate(
 
 def pieces(models: Floats) -> list[Floats]:
     """All models, in parts that fit into a request."""
-    at_once = max(1, MODELS_AT_ONCE // models.shape[1])
+    at_once = min(max(1, MODELS_AT_ONCE // models.shape[1]), MOST_MODELS)
     return [models[first : first + at_once] for first in range(0, len(models), at_once)]
 
 
@@ -488,7 +491,11 @@ def clustering(
         "links": np.argwhere(np.triu(found.graph)).tolist(),
         "iterations": [{"groups": int(g), "isolated": int(i)} for g, i in history],
     }
-    networks = {"groups": groups, "hidden": np.asarray(shape.hidden)}
+    networks = {
+        "groups": groups,
+        "hidden": np.asarray(shape.hidden),
+        "n_features": np.asarray(shape.n_features),
+    }
     for client in models:
         networks[f"models of {client}"] = models[client]
         networks[f"groups of {client}"] = held[client]

@@ -21,7 +21,7 @@ client's clusters have settled would tell of its records, so that all clients go
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,7 +30,16 @@ from secure_fedclust.algorithms.autoencoders import Autoencoder, errors
 from secure_fedclust.algorithms.lloyd import kmeans
 from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.errors import ParameterError, ProtocolError
-from secure_fedclust.messages import ANCHOR, Array, Integer, Real, private_stage, stage, steps
+from secure_fedclust.messages import (
+    ANCHOR,
+    Array,
+    Bounds,
+    Integer,
+    Real,
+    private_stage,
+    stage,
+    steps,
+)
 from secure_fedclust.privacy import dpsgd
 from secure_fedclust.privacy.accounting import Limit
 from secure_fedclust.privacy.domain import Domain
@@ -47,6 +56,7 @@ from secure_fedclust.protocols.clustering import Clustering
 from secure_fedclust.protocols.feature_space import FeatureSpace
 from secure_fedclust.protocols.fedcref import (
     INDICES,
+    MOST_MODELS,
     SHAPE,
     TRAINING,
     Federation,
@@ -60,10 +70,11 @@ from secure_fedclust.protocols.session import Session
 from secure_fedclust.protocols.synopsis import MICRO, SynopsisClient
 
 DIRECTIONS = 16
+MAX_PARAMETERS = 1 << 22
 SYNOPSIS_ROUNDS = 3
 N_INIT = 10
 
-START_SHARE, MEANS_SHARE = 0.2, 0.05
+START_SHARE, MEANS_SHARE = 0.3, 0.05
 LOCAL_PART, SCORES_PART, GROUPS_PART, COUNTS_PART = 0.35, 0.15, 0.42, 0.08
 """Of what is left for an iteration."""
 
@@ -75,7 +86,7 @@ _NOISY_TRAINING = {**TRAINING, "clip": Real(1e-6, 1e6), **_COST}
 
 PROJECT = stage(
     "fedcref/project",
-    request={"directions": Array(("p", "d"), largest=1)},
+    request={"directions": Array(("directions", "d"), largest=1)},
     reply=ANCHOR,
     form="key",
 )
@@ -177,6 +188,12 @@ class PrivateFedCRefClient(SynopsisClient):
     rounds of groups and the means in sums only.
     """
 
+    more_bounds: ClassVar[Bounds] = {
+        "directions": (1, 4 * DIRECTIONS),
+        "m": (0, MOST_MODELS),
+        "layers": (1, 16),
+        "p": (1, MAX_PARAMETERS),
+    }
     shape: Autoencoder
 
     def __init__(self, *given: Any) -> None:
@@ -221,7 +238,10 @@ class PrivateFedCRefClient(SynopsisClient):
 
     @answers(BEGIN, after=(MICRO, CELLS))
     def begin(self, centers: Floats, sizes: Floats, hidden: Ints) -> dict[str, Any]:
-        self.shape = Autoencoder(self.records.shape[1], tuple(map(int, hidden)))
+        shape = Autoencoder(self.records.shape[1], tuple(map(int, hidden)))
+        if shape.n_parameters > MAX_PARAMETERS:
+            raise ProtocolError(f"field 'hidden': a network of {shape.n_parameters} weights")
+        self.shape = shape
         self.labels, self.sizes = self._first(centers), sizes
         self.models = np.zeros((len(sizes), self.shape.n_parameters))
         self.enter(Domain.of(self.spec, self.records.shape[1]))
@@ -272,8 +292,8 @@ class PrivateFedCRefClient(SynopsisClient):
     ) -> dict[str, Any]:
         if not (clusters < len(self.sizes)).all() or len(np.unique(clusters)) != len(clusters):
             raise ProtocolError("field 'clusters' does not name this client's clusters, each once")
-        if hold and self._summand is None:
-            raise ProtocolError("field 'hold' is for clients that take part in sums")
+        if bool(hold) != (self._summand is not None):
+            raise ProtocolError("field 'hold' must be 1 where networks are added up, and else 0")
         trained = self._trained(self._checked(models), clusters, **training)
         if hold:
             self.held = Held(trained, weights, groups)

@@ -51,7 +51,6 @@ def marked(n_marks):
     return Marks(3, n_marks, marks_of)
 
 
-
 QUERIES = {
     "cells": CellSums(CENTERS, RADIUS, 0.5),
     "cells, heavy counts": CellSums(CENTERS, RADIUS, 1.5),

@@ -185,11 +185,11 @@ def _public(facts: Facts, claimed: bool) -> Iterator[dict[str, Any]]:
     result = facts.result
     row = _row(
         "public",
-        f"{result.n_clusters} centres",
+        f"{result.n_clusters} centres" + (", and networks" if result.networks else ""),
         "released",
         "the server",
         1,
-        8 * result.centers.size,
+        8 * (result.centers.size + sum(each.size for each in (result.networks or {}).values())),
     )
     noise = "what the server has seen, noise included"
     if not claimed:
