@@ -19,6 +19,7 @@ from secure_fedclust.errors import DataError, FederationWarning, ParameterError
 from secure_fedclust.parameters import check_choice, check_counts, check_flags, check_positive
 from secure_fedclust.privacy.accounting import Limit
 from secure_fedclust.privacy.domain import Domain
+from secure_fedclust.privacy.ledger import Anchor, Ledger
 from secure_fedclust.privacy.mechanism import SamplerName
 from secure_fedclust.privacy.plan import Feasibility, PlannedRelease
 from secure_fedclust.privacy.spec import PrivacySpec
@@ -102,9 +103,14 @@ class NeuralClusterer(FederatedClusterer):
         for name in ("privacy", "ledger", "random_state"):
             del parameters[name]
         plain = {name: repr(value) for name, value in parameters.items()}
-        return Journal(
-            folder, {"algorithm": type(self).__name__, "privacy": spec.to_dict(), **plain}
-        )
+        if spec.is_private:
+            with Ledger.open(self.ledger, read_only=True) as ledger:
+                plain["ledger"] = ledger.origin
+                journal = Journal(folder, {**_of(self, spec), **plain})
+                # What an earlier process has seen of the ledger must still be there.
+                ledger.verify(Anchor(*each) for each in journal.anchors())
+            return journal
+        return Journal(folder, {**_of(self, spec), **plain})
 
     def _subject(self, n_clients: int | None, n_features: int | None) -> Any:
         raise ParameterError(
@@ -606,6 +612,10 @@ class DeepFeCA(NeuralClusterer):
     def _entered(self, X: Floats) -> Floats:
         spec = PrivacySpec.from_dict(dict(self.result_.privacy))
         return Domain.of(spec, X.shape[1]).enter(X)[0] if spec.is_private else X
+
+
+def _of(model: NeuralClusterer, spec: PrivacySpec) -> dict[str, Any]:
+    return {"algorithm": type(model).__name__, "privacy": spec.to_dict()}
 
 
 def _check_widths(hidden: Any) -> None:

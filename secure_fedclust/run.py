@@ -29,6 +29,7 @@ Progress = Callable[[int, int], None]
 NO_LEDGER = "; for this run alone, as no ledger was given"
 OWN_LEDGERS = "; for this run, provided that every client enforces the same spec"
 EXPERIMENTS = "; for this run alone: others on the ledger have no guarantee"
+FEWER_RECORDS = "; for this run alone: others on the ledger have trained for fewer records a person"
 ALL_RUNS = "; for this run, and for all runs so far on the ledger together"
 """How guarantees end: by where the run was charged, and what else was charged there."""
 
@@ -86,6 +87,10 @@ class Run:
             return sentence + NO_LEDGER
         if self.ledger.has_experiments:
             return sentence + EXPERIMENTS
+        if (persons := spec.records_per_person or 1) > 1 and any(
+            row.charge.inputs.get("records", persons) < persons for row in self.ledger.rows()
+        ):
+            return sentence + FEWER_RECORDS
         return sentence + on_the_ledger(spec, self.ledger.limit, self.ledger.quorums())
 
     def spent(self) -> dict[str, float]:

@@ -71,11 +71,14 @@ class Secret:
     def noise(self, size: int) -> Ints:
         """Discrete Gaussian noise with a standard deviation of `NOISE`."""
         drawn = np.empty(size, dtype=np.int64)
-        done = 0
+        done = wanted = 0
         while done < size:
-            words = self.words(min(6 * (size - done) + 64, _BLOCK))
+            # More each time in vain: a number may take any number of words.
+            wanted = max(min(6 * (size - done) + 64, _BLOCK), 2 * wanted if wanted else 0)
+            words = self.words(wanted)
             more, used = _sampler()(words, drawn[done:], _THRESHOLDS, _HALF, _CUBE)
             done += more
+            wanted = 0 if more else wanted
             # What an unfinished number has looked at is read again with what follows: thrown
             # away, it would make numbers rarer that take long to draw.
             self._left = np.concatenate([words[used:], self._left])

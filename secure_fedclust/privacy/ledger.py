@@ -357,6 +357,11 @@ class Ledger:
         """The mu that a client has spent."""
         return self.totals(client).mu
 
+    @property
+    def origin(self) -> str:
+        """Hash of the header: tells this ledger from others."""
+        return self._origin
+
     def anchor(self) -> Anchor:
         """Where the ledger stands."""
         with self._store.reading() as connection:

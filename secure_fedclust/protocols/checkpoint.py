@@ -106,6 +106,17 @@ class Journal:
             }
             replace_file(self._manifest, json.dumps(content, indent=1).encode())
 
+    def anchors(self) -> list[tuple[int, str]]:
+        """Where the clients' ledgers stood after the last step that was finished."""
+        steps = sorted(self.folder.glob("step-*.npz"))
+        if not steps:
+            return []
+        try:
+            state = json.loads(str(load_arrays(steps[-1].read_bytes())["session"]))
+            return [(int(rows), str(head)) for rows, head in state["anchors"].values()]
+        except _UNREADABLE as error:
+            raise CheckpointError(f"{steps[-1]} cannot be read: {error}") from error
+
     def note_asked(self, step: int) -> None:
         """Remember that an exchange was begun."""
         if step > self.asked:
@@ -174,7 +185,11 @@ class Memory:
 
 def _state(session: "Session") -> dict[str, Any]:
     return {
-        "history": [exchange.to_dict() for exchange in session.history],
+        # How long a private run takes depends on records.
+        "history": [
+            exchange.to_dict() | ({"seconds": None} if session.spec.is_private else {})
+            for exchange in session.history
+        ],
         "sums": [asdict(opened) for opened in session.sums],
         "anchors": session.anchors,
         "shares": session.shares,

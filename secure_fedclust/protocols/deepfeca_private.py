@@ -16,6 +16,7 @@ public length, and the noise is in the sum.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ from secure_fedclust.protocols.deepfeca import (
     networks,
     single,
 )
-from secure_fedclust.protocols.feature_space import FeatureSpace
+from secure_fedclust.protocols.feature_space import FeatureSpace, of_features
 from secure_fedclust.protocols.seeding import (
     MOMENTS,
     Recipe,
@@ -74,6 +75,7 @@ MOMENTS_PART, CLUSTERS_PART, TRAINING_PART = 0.1, 0.3, 0.6
 """Of what is left for a round; the last clustering has no training."""
 
 SYNOPSIS_ROUNDS = 3
+FEW_FEATURES, MOST_LOOKS = 64, 1000
 FIRST_SCALE = 1.0
 """Features of a network that was not trained yet are shorter than this times the root of their
 number, or are shortened."""
@@ -112,6 +114,10 @@ UPDATE = private_stage(
 )
 
 
+MOMENTS_OF, CELLS_OF, UPDATE_OF = (of_features(each) for each in (MOMENTS, CELLS, UPDATE))
+"""The same for sums, naming the network and the whitening: all clients must have the same."""
+
+
 @dataclass(frozen=True)
 class Shares:
     """How a run's budget is divided; shares are of mu squared and add up to one.
@@ -146,9 +152,18 @@ class Shares:
         )
 
 
-def unit_sphere(n_out: int) -> FeatureSpace:
+def unit_sphere(n_out: int, made_by: str | None = None) -> FeatureSpace:
     """The region of whitened features, which have length one."""
-    return FeatureSpace(n_out, 1 / np.sqrt(n_out))
+    return FeatureSpace(n_out, 1 / np.sqrt(n_out), made_by)
+
+
+def digest_of(
+    backbone: Backbone, weights: Floats, scale: float, mean: Floats, matrix: Floats
+) -> str:
+    """Tells what makes features from everything else."""
+    shape = repr((backbone.kind, backbone.hidden, backbone.n_out, float(scale), len(mean)))
+    parts = weights.astype("<f4"), mean.astype("<f8"), matrix.astype("<f8")
+    return sha256(b"".join([shape.encode(), *(part.tobytes() for part in parts)])).hexdigest()
 
 
 class PrivateDeepFeCAClient(SynopsisClient):
@@ -167,11 +182,14 @@ class PrivateDeepFeCAClient(SynopsisClient):
         self.records = self.X
         self.weights = self.mean = self.matrix = np.zeros(0)
         self.scale = FIRST_SCALE
+        self.looks = 0
         self.held = Held(np.zeros((0, 0)), np.zeros(0), np.zeros(0, dtype=np.int64))
         self._seed = int(self.rng.integers(1 << 63))
 
     def state(self) -> dict[str, Any]:
-        kept = {name: getattr(self, name) for name in ("weights", "mean", "matrix", "scale")}
+        kept = {
+            name: getattr(self, name) for name in ("weights", "mean", "matrix", "scale", "looks")
+        }
         held = {f"held {name}": value for name, value in vars(self.held).items()}
         shape = self.backbone
         named = {"kind": shape.kind, "hidden": np.asarray(shape.hidden), "n_out": shape.n_out}
@@ -180,15 +198,22 @@ class PrivateDeepFeCAClient(SynopsisClient):
     def restore(self, state: Mapping[str, Any]) -> None:
         for name in ("weights", "mean", "matrix"):
             setattr(self, name, state[name])
-        self.scale = float(state["scale"])
+        self.scale, self.looks = float(state["scale"]), int(state["looks"])
         self.held = Held(*(state[f"held {name}"] for name in ("weights", "shares", "groups")))
         shape = str(state["kind"]), state["hidden"], int(state["n_out"])
         self.backbone = backbone_for(self.records.shape[1], *shape, self.weights)
         self._look()
 
-    @answers(SEE, after=(None, WHITEN, NOISY_TRAIN, AVERAGE, UPDATE))
+    @answers(SEE, after=(None, WHITEN, NOISY_TRAIN, AVERAGE, UPDATE_OF))
     def see(self, weights: Floats, scale: float, **shape: Any) -> dict[str, Any]:
-        self.backbone = backbone_for(self.records.shape[1], weights=weights, **shape)
+        found = backbone_for(self.records.shape[1], weights=weights, **shape)
+        # Looking is free, and must take no more room than records do, nor time without end.
+        if found.n_out > max(found.n_features, FEW_FEATURES) or self.looks >= MOST_LOOKS:
+            raise ProtocolError(
+                f"{found.n_out} features of {found.n_features} inputs, look {self.looks + 1}: at "
+                f"most as many features as inputs, or {FEW_FEATURES}, and {MOST_LOOKS} looks a run"
+            )
+        self.backbone, self.looks = found, self.looks + 1
         self.weights = np.asarray(weights, dtype=np.float64)
         self.scale, self.mean, self.matrix = scale, np.zeros(0), np.zeros(0)
         self._look()
@@ -196,9 +221,15 @@ class PrivateDeepFeCAClient(SynopsisClient):
 
     @answers(MOMENTS, after=(SEE, WHITEN))
     def moments(self, share: float) -> dict[str, Any]:
+        self._refuse_in_a_sum()
         return super().moments(share)
 
-    @answers(WHITEN, after=(SEE, MOMENTS))
+    @answers(MOMENTS_OF, after=(SEE, WHITEN))
+    def moments_of(self, share: float, made_by: str) -> dict[str, Any]:
+        self._check_made_by(made_by)
+        return super().moments(share)
+
+    @answers(WHITEN, after=(SEE, MOMENTS, MOMENTS_OF))
     def whiten(self, mean: Floats, matrix: Floats) -> dict[str, Any]:
         if len(mean) != self.backbone.n_out:
             raise ProtocolError(f"field 'mean' is not for {self.backbone.n_out} features")
@@ -210,11 +241,26 @@ class PrivateDeepFeCAClient(SynopsisClient):
     def micro(self, n_micro: int, n_rounds: int, share: float) -> dict[str, Any]:
         return super().micro(n_micro, n_rounds, share)
 
-    @answers(CELLS, after=(WHITEN, MOMENTS, MICRO, CELLS))
+    @answers(CELLS, after=(WHITEN,))
     def cells(self, **request: Any) -> dict[str, Any]:
+        self._refuse_in_a_sum()
         return super().cells(**request)
 
-    @answers(NOISY_TRAIN, after=(MICRO, CELLS))
+    @answers(CELLS_OF, after=(WHITEN, MOMENTS_OF, MICRO, CELLS, CELLS_OF))
+    def cells_of(self, made_by: str, **request: Any) -> dict[str, Any]:
+        self._check_made_by(made_by)
+        return super().cells(**request)
+
+    def _refuse_in_a_sum(self) -> None:
+        if self._n_clients is not None:
+            raise ProtocolError("a question for a sum must name what features are made by")
+
+    def _check_made_by(self, made_by: str) -> None:
+        made = self.backbone, self.weights, self.scale, self.mean, self.matrix
+        if made_by != digest_of(*made):
+            raise ProtocolError("field 'made_by' names another network or whitening")
+
+    @answers(NOISY_TRAIN, after=(MICRO, CELLS, CELLS_OF))
     def train(
         self,
         centers: Floats,
@@ -260,10 +306,17 @@ class PrivateDeepFeCAClient(SynopsisClient):
     def average(self, first: int, n_groups: int, n_numbers: int) -> dict[str, Any]:
         return self.held.part(self.weight_grid(), first, n_groups, n_numbers)
 
-    @answers(UPDATE, after=(WHITEN, MOMENTS, CELLS))
+    @answers(UPDATE_OF, after=(WHITEN, MOMENTS_OF, CELLS_OF))
     def update(
-        self, centers: Floats, head: Floats, clip: float, share: float, **training: Any
+        self,
+        centers: Floats,
+        head: Floats,
+        clip: float,
+        share: float,
+        made_by: str,
+        **training: Any,
     ) -> dict[str, Any]:
+        self._check_made_by(made_by)
         if self.spec.unit != "client":
             raise ProtocolError("one record can turn a whole update around: unit='client' only")
         check_training(self.backbone, centers, head)
@@ -347,7 +400,9 @@ def _look(
         About how many records a client holds.
     """
     f = settings.backbone.n_out
-    session.n_features, session.region = f, FeatureSpace(f, scale)
+    nothing = np.zeros(0)
+    named = digest_of(settings.backbone, weights, scale, nothing, nothing)
+    session.n_features, session.region = f, FeatureSpace(f, scale, named)
     network = {**settings.network(weights), "scale": scale}
 
     def moments() -> Results:
@@ -364,7 +419,7 @@ def _look(
         matrix = np.eye(f)  # noise has left no direction to tell from others
     request = {"mean": mean, "matrix": matrix}
     session.ask_once(WHITEN, dict.fromkeys(session.clients, request))
-    session.region = unit_sphere(f)
+    session.region = unit_sphere(f, digest_of(settings.backbone, weights, scale, mean, matrix))
     size = session.spec.public_size or found["n_records"]
     rms = float(np.sqrt(max(spread, 0.0) + np.square(mean).mean()))
     return mean, matrix, float(np.clip(2 * rms, 1e-3, 1e3)), float(size)

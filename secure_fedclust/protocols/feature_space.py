@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from secure_fedclust.messages import Stage, Values
+from secure_fedclust.messages import Digest, Stage, Values, stage
 from secure_fedclust.privacy.domain import Domain
 
 
@@ -17,10 +17,14 @@ class FeatureSpace:
     n_features : int
     scale : float
         Features are shortened to this times the root of their number.
+    made_by : str, optional
+        Digest of what makes features of records. Questions for sums then name it: clients that were
+        told different things have masks that do not cancel.
     """
 
     n_features: int
     scale: float = 1.0
+    made_by: str | None = None
 
     @property
     def domain(self) -> Domain:
@@ -28,5 +32,18 @@ class FeatureSpace:
         return Domain(np.zeros(self.n_features), np.full(self.n_features, self.scale), False)
 
     def within(self, asked: Stage, request: Values) -> tuple[Stage, Values]:
-        """The same question: clients know what they were told to make of their records."""
-        return asked, request
+        """The same question, about what is made of records."""
+        if self.made_by is None:
+            return asked, request
+        return of_features(asked), {**request, "made_by": self.made_by}
+
+
+def of_features(asked: Stage) -> Stage:
+    """The same question, which names what features are made by."""
+    return stage(
+        f"{asked.name}/features",
+        request={**asked.request.fields, "made_by": Digest()},
+        reply=asked.reply.fields,
+        form=asked.form,
+        additive=asked.additive,
+    )

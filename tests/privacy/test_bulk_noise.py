@@ -137,3 +137,11 @@ def test_at_rate_one_all_are_drawn_and_of_none_none():
 
 def test_the_least_rate_draws_no_more_often_than_it_says():
     assert len(Secret().choose(100_000, 1e-30)) == 0
+
+
+def test_a_number_that_takes_many_words_is_drawn_all_the_same():
+    """Coins that come up the same hundreds of times are asked for again, and more each time."""
+    source = Secret()
+    source._left = np.zeros(500, dtype=np.uint64)
+    source._left[0] = np.uint64(2**64 - 1)  # beyond the table: then three e-folds a word
+    assert len(source.noise(1)) == 1

@@ -14,6 +14,7 @@ from secure_fedclust import (
     FKM,
     CheckpointError,
     Ledger,
+    LedgerError,
     ParameterError,
 )
 from secure_fedclust.engines import InProcessEngine
@@ -300,6 +301,22 @@ def test_a_sum_that_was_cut_off_is_asked_for_under_a_new_number(system, tmp_path
     assert first and second
     assert not first & second
     assert max(first) < min(second)
+
+
+def test_a_run_is_not_resumed_on_another_ledger_or_an_older_copy(tmp_path):
+    ledger = new_ledger(tmp_path / "ledger", SPEC)
+    early = (tmp_path / "ledger").read_bytes()
+    with pytest.raises(Killed):
+        private_run("FedCRef local", tmp_path / "run", ledger, 20)
+    other = new_ledger(tmp_path / "other", SPEC)
+    with pytest.raises(CheckpointError, match="another ledger"):
+        private_run("FedCRef local", tmp_path / "run", other)
+    assert not Ledger.open(other).rows()
+    for path in tmp_path.glob("ledger-*"):
+        path.unlink()
+    (tmp_path / "ledger").write_bytes(early)
+    with pytest.raises(LedgerError):
+        private_run("FedCRef local", tmp_path / "run", ledger)
 
 
 def test_a_run_may_be_resumed_on_a_ledger_that_has_room_for_one_run(tmp_path):

@@ -20,11 +20,13 @@ from secure_fedclust.protocols import deepfeca_private as private
 from secure_fedclust.protocols.averages import AVERAGE
 from secure_fedclust.protocols.deepfeca import DeepFeCAClient
 from secure_fedclust.protocols.deepfeca_private import (
+    MOMENTS_OF,
     NOISY_TRAIN,
     SEE,
-    UPDATE,
+    UPDATE_OF,
     WHITEN,
     PrivateDeepFeCAClient,
+    digest_of,
 )
 from secure_fedclust.protocols.seeding import MOMENTS
 from secure_fedclust.protocols.synopsis import MICRO
@@ -252,7 +254,38 @@ def updating(X, change=None, **fields):
     if change is not None:
         client._change = lambda *_, **__: change
     given = {"centers": np.eye(3)[:2], "head": np.zeros(8), **TRAINING, "clip": 0.5, "share": 0.1}
-    return asked_for_a_sum(client, UPDATE, 2, **given | fields), client
+    given["made_by"] = made_by(client)
+    return asked_for_a_sum(client, UPDATE_OF, 2, **given | fields), client
+
+
+def made_by(client):
+    """The digest of what a client makes features by."""
+    return digest_of(client.backbone, client.weights, client.scale, client.mean, client.matrix)
+
+
+def test_a_question_for_a_sum_must_name_the_network_that_the_client_has():
+    """Or one client could be handed a network of its own, and the sum be about it alone."""
+    for change in ("weights", "scale", "mean", "matrix"):
+        client = whitened(PrivateDeepFeCAClient, records(), WHOLE_OF_THREE, PlainSummand(3))
+        other = made_by(client)
+        setattr(client, change, getattr(client, change) + 1.0)
+        with pytest.raises(ProtocolError, match="another network"):
+            asked_for_a_sum(client, MOMENTS_OF, 2, share=0.1, made_by=other)
+    client = whitened(PrivateDeepFeCAClient, records(), WHOLE_OF_THREE, PlainSummand(3))
+    with pytest.raises(ProtocolError, match="must name"):
+        asked_for_a_sum(client, MOMENTS, 2, share=0.1)
+    assert len(asked_for_a_sum(client, MOMENTS_OF, 3, share=0.1, made_by=made_by(client)))
+
+
+def test_looking_at_features_is_not_without_end():
+    client = private_client(PrivateDeepFeCAClient, records())
+    wide = Backbone(4, "dense", (), 65)
+    network = {"weights": np.zeros(wide.n_parameters), "kind": "dense", "n_out": 65}
+    with pytest.raises(ProtocolError, match="65 features of 4 inputs"):
+        asked(client, SEE, 0, **network, hidden=np.zeros(0, dtype=np.int64), scale=1.0)
+    client.looks = 1000
+    with pytest.raises(ProtocolError, match="1000 looks a run"):
+        asked(client, SEE, 1, **NETWORK, scale=1.0)
 
 
 WHOLE_OF_THREE = dataclasses.replace(WHOLE, min_survivors=3, public_size=None)
@@ -291,10 +324,10 @@ def test_single_records_are_not_protected_by_clipping_a_whole_update():
     client = whitened(PrivateDeepFeCAClient, records(), spec, PlainSummand(3))
     given = {"centers": np.eye(3)[:2], "head": np.zeros(8), **TRAINING, "clip": 0.5, "share": 0.1}
     with pytest.raises(ProtocolError, match="unit='client' only"):
-        asked_for_a_sum(client, UPDATE, 2, **given)
+        asked_for_a_sum(client, UPDATE_OF, 2, **given, made_by=made_by(client))
 
 
-@pytest.mark.parametrize("stage", [MICRO, NOISY_TRAIN, MOMENTS, UPDATE], ids=lambda s: s.name)
+@pytest.mark.parametrize("stage", [MICRO, NOISY_TRAIN, MOMENTS, UPDATE_OF], ids=lambda s: s.name)
 def test_a_client_of_which_all_is_protected_answers_in_sums_only(stage):
     client = whitened(PrivateDeepFeCAClient, records(), WHOLE_OF_THREE, PlainSummand(3))
     train = {"centers": np.zeros((2, 3)), "head": np.zeros(8), **TRAINING, "clip": 1.0}
@@ -303,7 +336,7 @@ def test_a_client_of_which_all_is_protected_answers_in_sums_only(stage):
         MICRO.name: {"n_micro": 6, "n_rounds": 1},
         NOISY_TRAIN.name: train | more,
         MOMENTS.name: {},
-        UPDATE.name: train,
+        UPDATE_OF.name: train | {"made_by": made_by(client)},
     }[stage.name]
     if stage is NOISY_TRAIN:
         client._stage = MICRO

@@ -100,7 +100,8 @@ def _data(facts: Facts) -> Iterator[Assumption]:
             "persons",
             "A person has one record, or the claim is read as one about records.",
             "assumed",
-            "no person column was given; a person with m records is protected with m times mu",
+            "no person column was given; a person with m records is protected with m times mu"
+            + (_LESS if _trains(facts) else ""),
         )
     yield Assumption(
         "one client",
@@ -113,7 +114,8 @@ def _data(facts: Facts) -> Iterator[Assumption]:
         "correlated",
         "What one record says about others is not counted.",
         "assumed",
-        "a group of g records that go together is protected with g times mu",
+        "a group of g records that go together is protected with g times mu"
+        + (_LESS if _trains(facts) else ""),
     )
 
 
@@ -213,6 +215,9 @@ def _algorithm(facts: Facts) -> Iterator[Assumption]:
             "enforced",
             "every release is charged in full: mu is sensitivity over noise",
         )
+
+
+_LESS = ", and with more than the stated delta, as networks were trained"
 
 
 def _trains(facts: Facts) -> bool:
