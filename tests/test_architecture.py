@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "secure_fedclust"
-LEAVES = {"errors", "arrays", "parameters", "messages"}
+LEAVES = {"errors", "arrays", "parameters", "messages", "threads"}
 ALLOWED = {
     "algorithms": LEAVES,
     "privacy": LEAVES,

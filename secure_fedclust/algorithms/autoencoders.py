@@ -9,7 +9,6 @@ has it, then the bias.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ import numpy as np
 
 from secure_fedclust.arrays import Floats
 from secure_fedclust.errors import TrainingError
+from secure_fedclust.threads import one_thread
 
 if TYPE_CHECKING:
     import torch
@@ -151,7 +151,7 @@ def train(
         return trained
     # On products this small, threads wait for each other longer than they work, and where they
     # share cores with another process a hundred times longer.
-    with _one_thread():
+    with one_thread():
         found = _train_stacked(
             shape,
             weights[order],
@@ -170,18 +170,6 @@ def train(
         )
     trained[order] = found
     return trained
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _train_stacked(

@@ -11,8 +11,6 @@ no sensitivity bound accounts for.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +20,7 @@ import numpy as np
 from secure_fedclust.arrays import Floats
 from secure_fedclust.errors import DataError, ParameterError, TrainingError
 from secure_fedclust.parameters import check_choice, check_counts
+from secure_fedclust.threads import one_thread
 
 if TYPE_CHECKING:
     from torch import nn
@@ -221,16 +220,3 @@ def _empty(kind: "type[nn.Module]", *arguments: int, **options: int) -> "nn.Modu
 
     made: nn.Module = utils.skip_init(kind, *arguments, **options)  # type: ignore[no-untyped-call]
     return made
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run PyTorch on one thread: more of them add in an order that depends on the machine."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

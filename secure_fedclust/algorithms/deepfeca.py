@@ -30,12 +30,12 @@ from secure_fedclust.algorithms.backbones import (
     fill,
     flatten,
     linear,
-    one_thread,
     uniform_layer,
 )
 from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.errors import DataError, ParameterError, TrainingError
 from secure_fedclust.parameters import check_counts, check_positive
+from secure_fedclust.threads import one_thread
 
 N_LABELS = 100
 N_ROUNDS = 6

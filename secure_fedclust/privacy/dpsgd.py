@@ -24,6 +24,7 @@ from secure_fedclust.parameters import check_positive
 from secure_fedclust.privacy.bulk_noise import NOISE, randomness
 from secure_fedclust.privacy.mechanism import SamplerName
 from secure_fedclust.privacy.subsampled import Training
+from secure_fedclust.threads import one_thread
 
 if TYPE_CHECKING:
     import torch
@@ -126,7 +127,7 @@ def train(
     row = records.new_empty((1, *records.shape[1:]))
     target = wanted.new_empty((1, *wanted.shape[1:]))
     try:
-        with _in_training(module), _one_thread():
+        with _in_training(module), one_thread():
             for _ in range(steps):
                 total[:] = 0
                 for i in drawing.choose(len(X), rate).tolist():
@@ -249,16 +250,3 @@ def _in_training(module: "torch.nn.Module") -> Iterator[None]:
     finally:
         for part, was in before:
             part.training = was
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One record is too little for two threads to share."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
