@@ -23,7 +23,13 @@ from secure_fedclust.privacy.ledger import Anchor, Ledger
 from secure_fedclust.privacy.mechanism import SamplerName
 from secure_fedclust.privacy.plan import Feasibility, PlannedRelease
 from secure_fedclust.privacy.spec import PrivacySpec
-from secure_fedclust.protocols import deepfeca, deepfeca_private, fedcref, fedcref_private
+from secure_fedclust.protocols import (
+    deepfeca,
+    deepfeca_private,
+    fedcref,
+    fedcref_client,
+    fedcref_private,
+)
 from secure_fedclust.protocols.checkpoint import Journal
 from secure_fedclust.protocols.client import Client
 from secure_fedclust.protocols.clustering import Clustering
@@ -172,7 +178,7 @@ class FedCRef(NeuralClusterer):
     """
 
     _client_class = fedcref.FedCRefClient
-    _private_class: ClassVar[Any] = fedcref_private.PrivateFedCRefClient
+    _private_class: ClassVar[Any] = fedcref_client.PrivateFedCRefClient
 
     def __init__(
         self,
@@ -284,7 +290,7 @@ class FedCRef(NeuralClusterer):
 
     def _client_for(self, spec: PrivacySpec) -> type[Client]:
         if spec.is_private and not isinstance(self.initial, str):
-            return fedcref_private.UnprovedFedCRefClient
+            return fedcref_client.UnprovedFedCRefClient
         return super()._client_for(spec)
 
     def _public_parameters(self) -> dict[str, Any]:

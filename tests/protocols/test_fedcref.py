@@ -17,10 +17,11 @@ from secure_fedclust.privacy import dpsgd
 from secure_fedclust.privacy.accounting import Limit
 from secure_fedclust.privacy.secure_sum import PlainSummand
 from secure_fedclust.protocols import fedcref as protocol
+from secure_fedclust.protocols import fedcref_client as noisy
 from secure_fedclust.protocols import fedcref_private as private
 from secure_fedclust.protocols.averages import AVERAGE
 from secure_fedclust.protocols.fedcref import FedCRefClient
-from secure_fedclust.protocols.fedcref_private import (
+from secure_fedclust.protocols.fedcref_client import (
     NOISY_GROUP,
     NOISY_LOCAL,
     NOISY_MEANS,
@@ -287,7 +288,7 @@ def test_one_record_more_changes_no_other_records_gradient(monkeypatch):
         ),
     )
     rng = np.random.default_rng(0)
-    shape = private.Autoencoder(50, (17, 5))
+    shape = noisy.Autoencoder(50, (17, 5))
     initial = shape.initial(rng)
     X = rng.normal(size=(20, 50))
 
@@ -297,8 +298,8 @@ def test_one_record_more_changes_no_other_records_gradient(monkeypatch):
             shape.module(initial),
             records,
             records.astype(np.float32),
-            private.reconstruction_loss,
-            dpsgd.Training(private.Sampling(1.0, 1), 1.0),
+            noisy.reconstruction_loss,
+            dpsgd.Training(noisy.Sampling(1.0, 1), 1.0),
             clip=1.0,
             expected_batch=8,
             learning_rate=0.01,
@@ -417,7 +418,7 @@ def test_models_that_are_held_leave_only_in_a_sum(rehearsal):
 def test_a_stage_that_is_not_additive_cannot_be_asked_for_a_sum(rehearsal):
     client = private_client(PrivateFedCRefClient, records(), MASKED, summand=PlainSummand(3))
     with pytest.raises(ProtocolError, match="not a question that can be asked for a sum"):
-        asked_for_a_sum(client, private.PROJECT, 0, directions=np.eye(4))
+        asked_for_a_sum(client, noisy.PROJECT, 0, directions=np.eye(4))
 
 
 # With differential privacy: what it costs.
