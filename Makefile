@@ -27,6 +27,7 @@ benchmark: $(VENV)/installed
 	$(BIN)/python benchmarks/ledger.py
 	$(BIN)/python benchmarks/masking.py
 	$(BIN)/python benchmarks/ckks.py
+	$(BIN)/python benchmarks/networks.py
 	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/sweep.py

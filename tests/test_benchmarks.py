@@ -1,9 +1,13 @@
 import os
 import subprocess
 import sys
+import warnings
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -191,3 +195,123 @@ def test_ckks_measures_no_sum_that_is_wrong(module):
 
     with pytest.raises(AssertionError):
         parties.sum(work)
+
+
+def test_networks_averages_are_exact_under_masks_and_encryption(module, monkeypatch, capsys):
+    networks = module("networks")
+    monkeypatch.setattr(networks, "WEIGHTS", 300)
+    monkeypatch.setattr(networks, "AVERAGING_CLIENTS", 5)
+    assert networks.main(["--part", "averages", "--seeds", "1", "--check"]) == 0
+    printed = capsys.readouterr().out
+    assert "largest difference from the plain average: 0 (at most 0)" in printed
+    assert printed.count("met") == 3 and "NOT MET" not in printed
+
+
+@pytest.mark.parametrize("wrong", [("--part", "nonsense"), ("--seeds", "0")])
+def test_networks_refuses_what_it_cannot_do(module, wrong, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        module("networks").main([*wrong])
+    assert stopped.value.code == 2
+    assert " ".join(wrong) in capsys.readouterr().err
+
+
+def test_networks_says_where_it_looked_for_data_and_returns_2(module, tmp_path, capsys):
+    arguments = ["--part", "fedcref,speed,deepfeca,private", "--data-dir", str(tmp_path)]
+    assert module("networks").main(arguments) == 2
+    assert capsys.readouterr().err.count(str(tmp_path)) == 4
+
+
+def test_networks_counts_wrong_links_isolated_clusters_and_classes(module):
+    networks = module("networks")
+    classes = [np.array([0, 0, 1, 1]), np.array([0, 0, 2, 2]), np.array([1, 1, 2, 2])]
+    model = SimpleNamespace(
+        client_names_=["a", "b", "c"],
+        clusters_=[np.array([0, 0, 1, 1])] * 3,
+        result_=SimpleNamespace(
+            association={
+                "clusters": [["a", 0], ["a", 1], ["b", 0], ["b", 1], ["c", 0], ["c", 1]],
+                "groups": [0, 0, 0, -1, 0, -1],
+                "links": [[0, 2], [1, 4], [0, 4]],
+                "iterations": [{}, {}],
+            }
+        ),
+    )
+    found = networks.graph_figures(model, networks.Images([], classes))
+    assert found["groups"] == found["classes"] == found["iterations"] == 1
+    assert found["wrong links"] == pytest.approx(100 / 3)
+    assert found["wrong clusters"] == 50  # two of 0 and two of 1; 0 comes first
+    assert found["isolated"] == pytest.approx(100 / 3)
+
+
+def test_networks_shuffled_control_has_the_same_labels_at_other_records(module, monkeypatch):
+    networks = module("networks")
+    given = []
+
+    def remember(backbone, weights, head, X, labels, n_labels, **settings):
+        given.append(labels)
+        return weights, head
+
+    monkeypatch.setattr(networks.deepfeca, "train", remember)
+    X = np.random.default_rng(0).random((60, 4))
+    small = {"n_rounds": 1, "hidden": (4,), "n_features_out": 3, "privacy": networks.UNPROTECTED}
+    for kind in (networks.DeepFeCA, networks.ShuffledDeepFeCA):
+        kind(3, **small).fit([X])
+    right, wrong = given
+    assert sorted(right) == sorted(wrong) and (right != wrong).mean() > 0.4
+
+
+def test_networks_loop_takes_the_steps_of_the_stacked_training(module):
+    networks = module("networks")
+    rng = np.random.default_rng(0)
+    shape = networks.autoencoders.Autoencoder(5, (3, 2))
+    start = np.repeat(shape.initial(rng)[None], 3, axis=0)
+    data = [rng.random((n, 5)) for n in (40, 33, 7)]
+    settings = {"epochs": 3, "batch_size": 16, "learning_rate": 1e-2}
+    stacked = networks.autoencoders.train(
+        shape, start, data, rng=np.random.default_rng(1), **settings
+    )
+    for fused in (False, True):
+        looped = networks.one_by_one(shape, start, data, fused=fused, **settings)
+        np.testing.assert_allclose(looped, stacked, atol=1e-5)
+
+
+@pytest.fixture
+def noisy_model(module):
+    networks = module("networks")
+    spec = networks.PrivacySpec(epsilon=8.0, delta=1e-5, ranges=[(0, 1)] * 4, public_size=60)
+    rng = np.random.default_rng(0)
+    small = {"hidden": (4,), "n_features_out": 3, "local_epochs": 2, "batch_size": 20}
+    model = networks.DeepFeCA(3, privacy=spec, sampler="fast", **small)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return model.fit([rng.random((60, 4)) for _ in range(2)])
+
+
+def test_networks_claim_is_what_the_ledger_says(module, noisy_model):
+    claim = module("_claims").Claim.of("small", noisy_model)
+    assert [str(bar) for bar in claim.bars if not bar.met] == []
+    title, _, rows = module("_claims").rates(claim)
+    assert "client 0" in title and len(rows) == 1
+
+
+def test_networks_claim_finds_a_training_that_was_charged_too_little(module, noisy_model):
+    claims = module("_claims")
+
+    class Cheap:
+        def rows(self, client):
+            return [replace(row, charge=self.cheaper(row.charge)) for row in noisy_rows(client)]
+
+        def cheaper(self, charge):
+            less = 0.9 if claims.trainings(charge) else 1.0
+            return replace(charge, sensitivity=less * charge.sensitivity, mu=less * charge.mu)
+
+    noisy_rows = noisy_model.ledger_.rows
+    noisy_model.ledger_ = Cheap()
+    missed = [bar.what for bar in claims.Claim.of("cheap", noisy_model).bars if not bar.met]
+    assert "cheap, charged over our own mu, least" in missed
+
+
+def test_networks_own_mu_of_steps_that_see_all_records_is_exact(module):
+    sampled = module("_claims").Sampled
+    assert sampled(1.0, 4, 2.0).least_mu(1e-9) == pytest.approx(1.0, rel=1e-2)
+    assert sampled(0.1, 4, 2.0).least_mu(1e-9) < 0.5

@@ -1,5 +1,6 @@
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,17 +8,39 @@ import pytest
 from secure_fedclust.cli import main
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+ON_DATA = ("learn_features", "refine_images")
+PICTURES = {
+    "learn_features": "learned_clusters.png",
+    "refine_images": "refined_groups.png",
+    "noisy_networks": "noisy_groups.png",
+}
+SCRIPTS = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in ON_DATA else [])
+    for path in sorted(EXAMPLES.glob("*.py"))
+]
 CONFIGS = sorted(EXAMPLES.glob("*.toml"))
 
 
 # Noise is not seeded: once in a while it leaves a cluster less, with a warning.
 @pytest.mark.filterwarnings("ignore::secure_fedclust.errors.FederationWarning")
 @pytest.mark.filterwarnings("ignore::secure_fedclust.errors.PrivacyWarning")
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_the_script_runs_as_it_stands(path, capsys):
+@pytest.mark.parametrize("path", SCRIPTS)
+def test_the_script_runs_as_it_stands(path, request, tmp_path, monkeypatch, capsys):
+    if path.stem in ON_DATA:
+        monkeypatch.setenv("SECURE_FEDCLUST_DATA", str(request.getfixturevalue("data_dir")))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(path)])
     runpy.run_path(str(path), run_name="__main__")
     assert len(capsys.readouterr().out.splitlines()) >= 3
+    if path.stem in PICTURES:
+        assert (tmp_path / "pictures" / PICTURES[path.stem]).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", ON_DATA)
+def test_a_script_says_which_data_it_needs_and_where_it_looked(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [name, "--data-dir", str(tmp_path)])
+    with pytest.raises(SystemExit, match=f"needs (Fashion-)?MNIST: .*{re.escape(str(tmp_path))}"):
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
