@@ -178,6 +178,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         else:
             clustering = self._run(run.session, rng)
         self._keep_run(clustering, run, time.perf_counter() - started)
+        run.finish()
         self._warn_few()
         return self
 
@@ -362,7 +363,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             history=tuple(session.history),
             seconds=seconds,
             client_clusters=clustering.client_clusters,
-            feature_names=records.feature_names,
+            feature_names=self._center_names(records.feature_names),
             scale=scale,
             privacy=session.spec.to_dict(),
             spent=run.spent(),
@@ -419,6 +420,10 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             self.labels_ = list(result.nonprivate.labels.values())
         if result.feature_names is not None:
             self.feature_names_in_ = np.asarray(result.feature_names, dtype=object)
+
+    def _center_names(self, names: Sequence[str] | None) -> Sequence[str] | None:
+        """Names of the centres' columns, given those of the records'."""
+        return names
 
     def _width(self, result: FedClustResult) -> int:
         """How many features records have."""

@@ -15,6 +15,7 @@ from secure_fedclust.commands import audit, ledger, report, run, sweep
 from secure_fedclust.errors import (
     AuditFailed,
     BudgetExceeded,
+    CheckpointError,
     DataError,
     FederationWarning,
     LedgerError,
@@ -22,6 +23,7 @@ from secure_fedclust.errors import (
     PrivacyWarning,
     ProtocolError,
     SecureFedClustError,
+    TrainingError,
 )
 
 EXIT_CODES: dict[type[SecureFedClustError], int] = {
@@ -31,6 +33,8 @@ EXIT_CODES: dict[type[SecureFedClustError], int] = {
     BudgetExceeded: 5,
     LedgerError: 6,
     AuditFailed: 7,
+    TrainingError: 3,
+    CheckpointError: 2,
 }
 
 
@@ -46,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except SecureFedClustError as error:
             print(f"secure-fedclust: {error}", file=sys.stderr)
             code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+        except KeyboardInterrupt:
+            print("secure-fedclust: stopped; what was released stays charged", file=sys.stderr)
+            code = 130
     for warning in caught:
         print(f"secure-fedclust: warning: {warning.message}", file=sys.stderr)
     return code

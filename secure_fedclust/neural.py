@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from sklearn.utils.validation import _check_feature_names, check_is_fitted
@@ -14,7 +14,7 @@ from secure_fedclust.algorithms.deepfeca import probe
 from secure_fedclust.algorithms.lloyd import assign
 from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.base import FederatedClusterer, one_per_client
-from secure_fedclust.engines import Engine
+from secure_fedclust.engines import Engine, Fault
 from secure_fedclust.errors import DataError, FederationWarning, ParameterError
 from secure_fedclust.parameters import check_choice, check_counts, check_flags, check_positive
 from secure_fedclust.privacy.accounting import Limit
@@ -37,6 +37,9 @@ from secure_fedclust.protocols.session import Session
 from secure_fedclust.protocols.synopsis import Synopsis
 from secure_fedclust.records import check_records
 from secure_fedclust.result import FedClustResult
+from secure_fedclust.run import Progress
+
+LARGEST_RATE = 10.0
 
 _NEEDED = ("torch", "opacus", "dp_accounting")
 
@@ -51,18 +54,36 @@ class NeuralClusterer(FederatedClusterer):
 
     _checkpointed = False
 
-    def fit(self, clients: Any, y: None = None, **options: Any) -> "NeuralClusterer":
+    def fit(
+        self,
+        clients: Any,
+        y: None = None,
+        *,
+        client_column: str | None = None,
+        person_column: str | None = None,
+        on_progress: Progress | None = None,
+        faults: Sequence[Fault] = (),
+        checkpoint: str | Path | None = None,
+    ) -> Self:
         """Cluster the clients' records without pooling them; see `FederatedClusterer.fit`."""
-        if missing := [name for name in _NEEDED if find_spec(name) is None]:
-            raise ParameterError(
-                f"{type(self).__name__} needs {', '.join(missing)}: install secure-fedclust[deep] "
-                "with constraints.txt, which keeps torch to its small build"
-            )
-        self._checkpointed = options.get("checkpoint") is not None
+        _require_packages(self)
+        self._look_at(clients)
+        self._checkpointed = checkpoint is not None
         try:
-            return super().fit(clients, y, **options)
+            return super().fit(
+                clients,
+                y,
+                client_column=client_column,
+                person_column=person_column,
+                on_progress=on_progress,
+                faults=faults,
+                checkpoint=checkpoint,
+            )
         finally:
             self._checkpointed = False
+
+    def _look_at(self, clients: Any) -> None:
+        """Look at what `fit` was given, before anything else is done with it."""
 
     def _check_private(self, spec: PrivacySpec) -> None:
         super()._check_private(spec)
@@ -228,7 +249,9 @@ class FedCRef(NeuralClusterer):
         """For each client, the local cluster of each of its records. Not private."""
         check_is_fitted(self)
         if not hasattr(self, "_clusters"):
-            raise AttributeError("clusters stay with the clients that an engine reaches")
+            raise AttributeError(
+                "clusters are not kept in files, and stay with an engine's clients"
+            )
         return self._clusters
 
     def predict(self, X: Any) -> Ints:
@@ -250,8 +273,7 @@ class FedCRef(NeuralClusterer):
             raise ParameterError("hidden=(): give the width of one layer or more")
         if self.max_iter is not None:
             check_counts(max_iter=self.max_iter)
-        if self.learning_rate is not None:
-            check_positive(learning_rate=self.learning_rate)
+        _check_learning_rate(self.learning_rate)
         check_positive(clip=self.clip)
         for name, lowest in (("alpha", 0.0), ("theta", 0.0), ("tau", 0.0)):
             value = getattr(self, name)
@@ -312,17 +334,15 @@ class FedCRef(NeuralClusterer):
             client.begin_with(labels)  # type: ignore[attr-defined]
         super()._prepare(journal, name, client)
 
-    def fit(self, clients: Any, y: None = None, **options: Any) -> "FedCRef":
-        """Cluster the clients' records without pooling them; see `FederatedClusterer.fit`."""
-        if not isinstance(self.initial, str):
-            if isinstance(clients, Engine):
-                raise ParameterError(
-                    "initial: clients that an engine reaches have their labels with them; leave "
-                    "it out here"
-                )
-            self._given = _labels_by_client(self.initial, clients)
-        super().fit(clients, y, **options)
-        return self
+    def _look_at(self, clients: Any) -> None:
+        if isinstance(self.initial, str):
+            return
+        if isinstance(clients, Engine):
+            raise ParameterError(
+                "initial: clients that an engine reaches have their labels with them; leave it "
+                "out here"
+            )
+        self._given = _labels_by_client(self.initial, clients)
 
     def _settings(self, *, private: bool) -> fedcref.Settings:
         rate = self.learning_rate or (1e-2 if private else 1e-3)
@@ -341,6 +361,8 @@ class FedCRef(NeuralClusterer):
         )
 
     def _numbers(self, clients: Sequence[str]) -> dict[str, int]:
+        if len(clients) < 2:
+            raise ParameterError("FedCRef links clusters of different clients: give two or more")
         return one_per_client("n_local_clusters", self.n_local_clusters, clients)
 
     def _run(self, session: Session, rng: np.random.Generator) -> Clustering:
@@ -392,11 +414,26 @@ class FedCRef(NeuralClusterer):
         iterations = settings.max_iter + (0 if private else 1)
         return 4 + iterations * (3 + settings.n_rounds)
 
+    def _expected_exchanges(self, spec: PrivacySpec) -> int:
+        if spec.protection == "none":
+            return self._n_exchanges()
+        settings = self._settings(private=True)
+        averages = settings.max_iter * settings.n_rounds
+        keys = 1 if spec.protection == "ckks" else 0
+        return keys + self._n_exchanges() + (averages + 1) * spec.exchanges_per_sum
+
     def _checked(self, found: Clustering) -> Clustering:
         if not len(found.centers):
             _warn(
-                "no clusters of different clients were linked: raise theta, train longer "
-                "(start_epochs), or see whether clients share clusters at all"
+                "no clusters of different clients were linked: raise theta, or see whether clients "
+                "share clusters at all"
+            )
+            return found
+        groups = np.array((found.association or {})["groups"])
+        if 2 * np.count_nonzero(groups < 0) > len(groups):
+            _warn(
+                f"{np.count_nonzero(groups < 0)} of {len(groups)} clusters are linked to no other: "
+                "raise theta, or see whether clients share clusters at all"
             )
         return found
 
@@ -513,6 +550,7 @@ class DeepFeCA(NeuralClusterer):
     def transform(self, X: Any) -> Floats:
         """Whitened features of records, of length one."""
         check_is_fitted(self)
+        _require_packages(self)
         _check_feature_names(self, X, reset=False)
         records = check_records(X, "X", self.n_features_in_)
         return deepfeca.features_of(self.result_.networks or {}, self._entered(records))
@@ -537,8 +575,7 @@ class DeepFeCA(NeuralClusterer):
             check_counts(n_labels=self.n_labels)
         if self.n_rounds is not None and self.n_rounds != 0:
             check_counts(n_rounds=self.n_rounds)
-        if self.learning_rate is not None:
-            check_positive(learning_rate=self.learning_rate)
+        _check_learning_rate(self.learning_rate)
         check_positive(clip=self.clip)
         check_choice("backbone", self.backbone, ("dense", "conv"))
         _check_widths(self.hidden)
@@ -598,6 +635,22 @@ class DeepFeCA(NeuralClusterer):
     def _width(self, result: FedClustResult) -> int:
         return int((result.networks or {})["n_features"])
 
+    def _center_names(self, names: Sequence[str] | None) -> Sequence[str] | None:
+        return None  # centres are of features that the network makes
+
+    def _keep_run(self, clustering: Clustering, run: Any, seconds: float) -> None:
+        super()._keep_run(clustering, run, seconds)
+        if run.records.feature_names is not None:
+            self.feature_names_in_ = np.asarray(run.records.feature_names, dtype=object)
+
+    def _expected_exchanges(self, spec: PrivacySpec) -> int:
+        if spec.protection == "none":
+            return self._n_exchanges()
+        rounds = 1 if self.n_rounds is None else int(self.n_rounds)
+        each, keys = spec.exchanges_per_sum, 1 if spec.protection == "ckks" else 0
+        # Moments, refined clusters and the average are sums.
+        return keys + rounds * (4 + 3 * each) + 3 + 2 * each
+
     def _scale(self, domain: Domain) -> list[float] | None:
         return None
 
@@ -620,8 +673,23 @@ class DeepFeCA(NeuralClusterer):
         return Domain.of(spec, X.shape[1]).enter(X)[0] if spec.is_private else X
 
 
+def _require_packages(model: NeuralClusterer) -> None:
+    if missing := [name for name in _NEEDED if find_spec(name) is None]:
+        raise ParameterError(
+            f"{type(model).__name__} needs {', '.join(missing)}: install the extra, pip install -c "
+            "constraints.txt '.[deep]'"
+        )
+
+
 def _of(model: NeuralClusterer, spec: PrivacySpec) -> dict[str, Any]:
     return {"algorithm": type(model).__name__, "privacy": spec.to_dict()}
+
+
+def _check_learning_rate(value: float | None) -> None:
+    if value is not None:
+        check_positive(learning_rate=value)
+        if value > LARGEST_RATE:
+            raise ParameterError(f"learning_rate={value!r}: give at most {LARGEST_RATE:g}")
 
 
 def _check_widths(hidden: Any) -> None:

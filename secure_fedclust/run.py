@@ -56,6 +56,8 @@ class Run:
         Whether the ledger was made for this run, and knows of no other.
     clipped, left_out : mappings of client to share and number of records
         Computed from records without protection.
+    finish : function
+        Says that all is done, whatever was expected.
     """
 
     session: Session
@@ -65,6 +67,7 @@ class Run:
     own_ledger: bool = False
     clipped: Mapping[str, float] = field(default_factory=dict, repr=False)
     left_out: Mapping[str, int] = field(default_factory=dict, repr=False)
+    finish: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def guarantee(self, unproved: str | None = None) -> str:
         """What may be claimed about the run, in one sentence."""
@@ -275,7 +278,13 @@ def open_run(
     _warn_clipped(clipped)
     _warn_held(records, spec)
     session = Session(engine, spec, records.n_features, ends.server)
-    return Run(session, records, book, sampler, ledger is None, clipped, left_out)
+
+    def finish() -> None:
+        expected = len(records) * n_exchanges
+        if on_progress is not None and done < expected:
+            on_progress(expected, expected)
+
+    return Run(session, records, book, sampler, ledger is None, clipped, left_out, finish)
 
 
 def check_available(spec: PrivacySpec) -> None:

@@ -27,7 +27,7 @@ ALLOWED = {
     | {"algorithms", "privacy", "protocols", "engines", "records", "result", "run", "datasets"},
     "estimators": LEAVES | {"privacy", "protocols", "result", "base"},
     "neural": LEAVES
-    | {"algorithms", "privacy", "protocols", "engines", "records", "result", "base"},
+    | {"algorithms", "privacy", "protocols", "engines", "records", "result", "base", "run"},
     "config": LEAVES | {"privacy", "records", "datasets", "base", "estimators"},
     "sweep": LEAVES
     | {"algorithms", "privacy", "protocols", "datasets", "records", "result", "metrics"}

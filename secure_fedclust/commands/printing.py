@@ -35,7 +35,8 @@ class ProgressBar:
     def __init__(self, quiet: bool) -> None:
         from tqdm import tqdm
 
-        self._bar = tqdm(disable=quiet or None, unit="reply", leave=False)
+        self._bar = tqdm(disable=quiet or None, unit=" replies", leave=False)
+        self._name: str | None = None
 
     def __enter__(self) -> "ProgressBar":
         return self
@@ -45,8 +46,9 @@ class ProgressBar:
 
     def show(self, name: str, done: int, total: int) -> None:
         """How far something with a name has come."""
-        if done <= self._bar.n:
+        if name != self._name or done < self._bar.n:
             self._bar.reset(total)
+        self._name, self._bar.total = name, total
         self._bar.set_description(name, refresh=False)
         self._bar.update(done - self._bar.n)
 

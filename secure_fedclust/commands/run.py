@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from secure_fedclust.arrays import Ints
     from secure_fedclust.base import FederatedClusterer
 
+WIDEST = 20
+"""Columns of centres that are printed; more are in result.json."""
+
 
 def add(commands: Any, output: argparse.ArgumentParser) -> None:
     """Add the commands."""
@@ -118,8 +121,9 @@ def _run(arguments: argparse.Namespace) -> None:
     print_rows([row], arguments)
     if not arguments.quiet and not arguments.json:
         names = list(result.feature_names or map(str, range(result.centers.shape[1])))
-        print("centres")
-        print_table(names, result.centers.tolist())
+        if len(names) <= WIDEST:
+            print("centres")
+            print_table(names, result.centers.tolist())
         print(result.guarantee)
         if result.fallback is not None:
             print(result.fallback)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from secure_fedclust.privacy.accounting import Limit, epsilon_of
-from secure_fedclust.privacy.ckks_parameters import Parameters, Preset
+from secure_fedclust.privacy.ckks_parameters import PRESETS, Parameters, Preset
 from secure_fedclust.privacy.grid import SumNeeds
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.privacy.terms import MAX_EPSILON
@@ -40,6 +40,8 @@ class PlannedRelease:
         Further numbers in such a reply, computed from released ones.
     summed : bool
         Whether nothing but the sum over clients is seen, and they share the noise.
+    averaged : bool
+        Whether nothing but the sum over clients is seen, of what each has noised for itself.
     """
 
     message: str
@@ -49,6 +51,7 @@ class PlannedRelease:
     replies: int | None = None
     others: int = 0
     summed: bool = False
+    averaged: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,8 @@ class Plan:
     def exchanges(self) -> int:
         """How often each client is asked."""
         asked = sum(
-            _replies(release) * (self.spec.exchanges_per_sum if release.summed else 1)
+            _replies(release)
+            * (release.averaged + (self.spec.exchanges_per_sum if _in_a_sum(release) else 1))
             for release in self.releases
         )
         return asked + len(set(self._presets()))  # keys are taken once
@@ -163,8 +167,10 @@ class Plan:
     def _bytes(self, release: PlannedRelease) -> int:
         """Sent by one client for one answer, about."""
         numbers = 8 * (release.coordinates + release.others)
-        if not release.summed:
+        if not _in_a_sum(release):
             return numbers + _REPLY_OVERHEAD
+        if release.averaged and self.spec.protection == "ckks":
+            return math.ceil(release.coordinates / PRESETS[0].used) * PRESETS[0].usual_bytes
         if self.spec.protection == "ckks":
             preset = self._preset(release)
             return math.ceil(release.coordinates / preset.used) * preset.usual_bytes
@@ -190,7 +196,7 @@ class Plan:
                 "mu each": self.limit.mu * math.sqrt(release.share / release.times),
                 "noise / sensitivity": math.sqrt(release.times / release.share) / self.limit.mu,
                 "values each": release.coordinates,
-                "seen": "sum" if release.summed else "each",
+                "seen": "sum" if _in_a_sum(release) else "each",
             }
             for release in self.releases
         ]
@@ -294,6 +300,10 @@ def _rounded_up(value: float) -> float:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
     return float(f"{math.ceil(value / unit) * unit:.6g}")
+
+
+def _in_a_sum(release: PlannedRelease) -> bool:
+    return release.summed or release.averaged
 
 
 def _replies(release: PlannedRelease) -> int:

@@ -523,7 +523,12 @@ def planned_releases(
 
     name = UPDATE.name if whole else NOISY_TRAIN.name
     training = PlannedRelease(
-        name, 1, shares.training, settings.backbone.n_parameters, summed=whole
+        name,
+        1,
+        shares.training,
+        settings.backbone.n_parameters,
+        summed=whole,
+        averaged=summed and not whole,
     )
     rounds = [*looked(shares.moments, shares.clusters, settings.n_labels), training]
     times = settings.n_rounds

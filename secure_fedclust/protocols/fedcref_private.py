@@ -409,7 +409,13 @@ def planned_releases(
         PlannedRelease(
             NOISY_SCORES.name, iterations, iterations * shares.scores, most * (1 + all_clusters)
         ),
-        PlannedRelease(NOISY_GROUP.name, rounds, rounds * shares.group, most * p),
+        PlannedRelease(
+            NOISY_GROUP.name,
+            rounds,
+            rounds * shares.group,
+            most * p,
+            averaged=spec.protection != "none",
+        ),
         PlannedRelease(NOISY_REFINE.name, iterations, iterations * shares.counts, most + n_groups),
         PlannedRelease(
             NOISY_MEANS.name,

@@ -17,7 +17,8 @@ def attacks(content: Content) -> str:
     if audit is None:
         return paragraph(
             "This kind of run was not attacked. The claim rests on proofs, and on code that was "
-            "not put to the test for this report: secure-fedclust audit does that."
+            "not put to the test for this report: secure-fedclust audit does that, but for systems "
+            "that train networks."
         )
     parts = [
         paragraph(
