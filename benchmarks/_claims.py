@@ -135,7 +135,7 @@ class Claim:
             Bar(f"{self.name}, charged over our own mu, least", min(self.ratios), 0.999),
             Bar(f"{self.name}, the same, most", max(self.ratios), at_most=1.02),
             Bar(f"{self.name}, mu spent over limit", self.used, 0.99, 1.0),
-            Bar(f"{self.name}, epsilon by PLD over claim", self.found / self.epsilon, 0.9, 1.0),
+            Bar(f"{self.name}, epsilon by PLD over claim", self.found / self.epsilon, at_most=1.0),
         ]
 
 
