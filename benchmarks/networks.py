@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -81,7 +81,7 @@ DRAWS = 5
 EPSILONS = (8.0, 2.0)
 PROTECTIONS = ("none", "masking")
 NOISY_ROUNDS = 3
-NOISY_CLIPPING_BOUND = 8.0
+NOISY_BOUND = 8.0
 """No image of 14x14 is longer, and that is no secret."""
 
 WEIGHTS = 100_000
@@ -497,40 +497,71 @@ def private_part(options: Options) -> Part:
     return tables, [bar for claim in checked for bar in claim.bars]
 
 
+@dataclass(frozen=True)
+class Noise:
+    """How a run is noised, and what else is asked of it."""
+
+    epsilon: float | None = None
+    protection: str = "none"
+    more: Mapping[str, Any] = field(default_factory=dict)
+    remark: str = ""
+
+    def __str__(self) -> str:
+        local = "local" if self.protection == "none" else self.protection
+        name = "no noise" if self.epsilon is None else f"epsilon {self.epsilon:g}, {local}"
+        return f"{name}{self.remark}"
+
+    def applied(self, model: NeuralClusterer, bound: float, size: int, **noisy: Any) -> None:
+        """Tell the model, which takes `noisy` parameters where there is noise."""
+        model.set_params(privacy=UNPROTECTED, **self.more)
+        if self.epsilon is not None:
+            spec = PrivacySpec(
+                epsilon=self.epsilon,
+                delta=DELTA,
+                bound=bound,
+                public_size=size,
+                protection=self.protection,
+            )
+            model.set_params(privacy=spec, sampler="fast", **noisy)
+
+    @property
+    def has_a_claim(self) -> bool:
+        """Whether its ledger is looked at."""
+        return self.epsilon is not None and not self.remark
+
+
+NOISES = [Noise(epsilon, protection) for epsilon in EPSILONS for protection in PROTECTIONS]
+ALONE = [Noise(epsilon, "none", {"theta": 0.0}, ", alone") for epsilon in EPSILONS]
+ROUND_0 = [
+    Noise(epsilon, protection, {"n_rounds": 0}, ", round 0")
+    for epsilon in (None, *EPSILONS)
+    for protection in (PROTECTIONS if epsilon else ("none",))
+]
+
+
 def noisy_fedcref(options: Options, checked: list[Claim]) -> Table:
-    starts = {"k-means": "kmeans", "true labels (NO DP CLAIM)": 0.0}
-    noises = [(None, "none"), *((e, p) for e in EPSILONS for p in PROTECTIONS)]
+    starts = {"k-means": None, "true labels (NO DP CLAIM)": 0.0}
     rows = []
-    jobs = [(start, *noise) for start in starts for noise in noises]
-    for start, epsilon, protection in tqdm(jobs, "FedCRef with noise", leave=False):
+    jobs = [(start, noise) for start in starts for noise in (Noise(), *NOISES, *ALONE)]
+    for start, noise in tqdm(jobs, "FedCRef with noise", leave=False):
         runs: list[Figures] = []
         for seed in options.numbers:
             images = mnist_clients(options.data_dir, seed)
-            first = starts[start]
-            initial = "kmeans" if first == "kmeans" else dirty_labels(images, first, seed)
-            model = FedCRef(images.n_local, initial=initial, privacy=UNPROTECTED)
-            if epsilon is not None:
-                spec = PrivacySpec(
-                    epsilon=epsilon,
-                    delta=DELTA,
-                    bound=NOISY_CLIPPING_BOUND,
-                    public_size=3 * PER_CLASS,
-                    protection=protection,
-                )
-                model.set_params(
-                    privacy=spec, sampler="fast", allow_unproved=True, n_rounds=NOISY_ROUNDS
-                )
+            dirty = starts[start]
+            initial = "kmeans" if dirty is None else dirty_labels(images, dirty, seed)
+            model = FedCRef(images.n_local, initial=initial, allow_unproved=dirty is not None)
+            noise.applied(model, NOISY_BOUND, 3 * PER_CLASS, n_rounds=NOISY_ROUNDS)
             seconds = fitted(model, images.clients, seed)
             runs.append({**noisy_figures(model, images), "seconds": seconds})
-            if epsilon is not None and start == "k-means" and seed == FIRST_SEED:
-                checked.append(Claim.of(f"FedCRef, {noise_name(epsilon, protection)}", model))
+            if noise.has_a_claim and dirty is None and seed == FIRST_SEED:
+                checked.append(Claim.of(f"FedCRef, {noise}", model))
         rows.append(
-            [start, noise_name(epsilon, protection)]
+            [start, str(noise)]
             + [mean_sd([run[f] for run in runs], digits) for f, digits in NOISY.items()]
         )
     title = (
         f"FedCRef with noise (sampler='fast'), MNIST 14x14, 12 clients, {NOISY_ROUNDS} rounds of "
-        "groups; without noise, as it is by default"
+        "groups; without noise, as it is by default; alone: nothing is linked"
     )
     return title, ["start", "noise", *NOISY], rows
 
@@ -554,45 +585,26 @@ def noisy_figures(model: FedCRef, images: Images) -> Figures:
 
 def noisy_deepfeca(options: Options, checked: list[Claim]) -> Table:
     X = fashion(options.data_dir)[0]
-    noises: list[tuple[float | None, str]] = [(None, "round 0"), (None, "none")]
-    noises += [(epsilon, protection) for epsilon in EPSILONS for protection in PROTECTIONS]
     rows = []
-    for epsilon, protection in tqdm(noises, "DeepFeCA with noise", leave=False):
+    for noise in tqdm([Noise(), *NOISES, *ROUND_0], "DeepFeCA with noise", leave=False):
         runs: list[Figures] = []
         for seed in options.numbers:
             parts = fashion_parts(options.data_dir, "IID", seed)
-            model = DeepFeCA(N_CLASSES, privacy=UNPROTECTED)
-            if protection == "round 0":
-                model.set_params(n_rounds=0)
-            if epsilon is not None:
-                spec = PrivacySpec(
-                    epsilon=epsilon,
-                    delta=DELTA,
-                    bound=math.sqrt(X.shape[1]),
-                    public_size=len(X) // 10,
-                    protection=protection,
-                )
-                model.set_params(privacy=spec, sampler="fast")
+            model = DeepFeCA(N_CLASSES)
+            noise.applied(model, math.sqrt(X.shape[1]), len(X) // 10)
             seconds = fitted(model, [X[part] for part in parts], seed)
             figures = deepfeca_figures(model, parts, options.data_dir)
             runs.append({**figures, "seconds": seconds})
-            if epsilon is not None and seed == FIRST_SEED:
-                checked.append(Claim.of(f"DeepFeCA, {noise_name(epsilon, protection)}", model))
-        name = "round 0, no noise" if protection == "round 0" else noise_name(epsilon, protection)
+            if noise.has_a_claim and seed == FIRST_SEED:
+                checked.append(Claim.of(f"DeepFeCA, {noise}", model))
         rows.append(
-            [name]
+            [str(noise)]
             + [mean_sd([run[f] for run in runs], 3) for f in ("probe", "ten labels", "NMI")]
             + [mean_sd([run["seconds"] for run in runs], 0)]
         )
     header = ["noise", "probe", "ten labels a class", "NMI, k = 10", "seconds"]
     title = "DeepFeCA with noise (sampler='fast'), Fashion-MNIST, 10 clients, IID"
     return title, header, rows
-
-
-def noise_name(epsilon: float | None, protection: str) -> str:
-    if epsilon is None:
-        return "no noise"
-    return f"epsilon {epsilon:g}, {'local' if protection == 'none' else protection}"
 
 
 class AveragingClient(PrivateClient):
