@@ -178,7 +178,6 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         else:
             clustering = self._run(run.session, rng)
         self._keep_run(clustering, run, time.perf_counter() - started)
-        run.finish()
         self._warn_few()
         return self
 

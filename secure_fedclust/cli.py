@@ -33,8 +33,8 @@ EXIT_CODES: dict[type[SecureFedClustError], int] = {
     BudgetExceeded: 5,
     LedgerError: 6,
     AuditFailed: 7,
-    TrainingError: 3,
-    CheckpointError: 2,
+    TrainingError: 8,
+    CheckpointError: 9,
 }
 
 

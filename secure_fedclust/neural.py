@@ -37,7 +37,7 @@ from secure_fedclust.protocols.session import Session
 from secure_fedclust.protocols.synopsis import Synopsis
 from secure_fedclust.records import check_records
 from secure_fedclust.result import FedClustResult
-from secure_fedclust.run import Progress
+from secure_fedclust.run import Progress, Run
 
 LARGEST_RATE = 10.0
 
@@ -81,6 +81,10 @@ class NeuralClusterer(FederatedClusterer):
             )
         finally:
             self._checkpointed = False
+
+    def _keep_run(self, clustering: Clustering, run: Run, seconds: float) -> None:
+        super()._keep_run(clustering, run, seconds)
+        run.finish()  # how many exchanges there are depends on what is found
 
     def _look_at(self, clients: Any) -> None:
         """Look at what `fit` was given, before anything else is done with it."""
@@ -453,7 +457,7 @@ class FedCRef(NeuralClusterer):
             return np.full(len(X), -1, dtype=np.int64)
         return fedcref.assigned(networks, X, client)
 
-    def _keep_run(self, clustering: Clustering, run: Any, seconds: float) -> None:
+    def _keep_run(self, clustering: Clustering, run: Run, seconds: float) -> None:
         super()._keep_run(clustering, run, seconds)
         networks = clustering.networks or {}
         self._clusters = [
@@ -638,7 +642,7 @@ class DeepFeCA(NeuralClusterer):
     def _center_names(self, names: Sequence[str] | None) -> Sequence[str] | None:
         return None  # centres are of features that the network makes
 
-    def _keep_run(self, clustering: Clustering, run: Any, seconds: float) -> None:
+    def _keep_run(self, clustering: Clustering, run: Run, seconds: float) -> None:
         super()._keep_run(clustering, run, seconds)
         if run.records.feature_names is not None:
             self.feature_names_in_ = np.asarray(run.records.feature_names, dtype=object)
