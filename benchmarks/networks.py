@@ -11,7 +11,8 @@ sees in 10 x 4. DeepFeCA: 10,000 images of Fashion-MNIST, ten clients. Training 
 improves a probe of the features: so there is a control whose pseudo-labels are at the wrong
 records.
 
-Figures are means and standard deviations over seeds from 10 on, which nothing was tuned on. Noise
+Figures are means and standard deviations over seeds from 10 on, which nothing was tuned on but
+`NOISY_ROUNDS` (seed 10). Noise
 is never seeded. On two cores all takes about an hour, most of it noisy training.
 """
 

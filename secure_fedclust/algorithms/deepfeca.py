@@ -9,7 +9,7 @@ Where the paper leaves a choice:
 
 - Features are whitened with the moments over all clients and scaled to length one before they are
   clustered, as DeepCluster does. Otherwise a few directions of a random network decide everything.
-- Pseudo-labels are more than the classes one hopes to find, ten times as many by default.
+- Pseudo-labels are more than the classes one hopes to find, five times as many by default.
 - The head starts afresh each round, the same for all clients, because labels of one round have
   nothing to do with those of the next. It is thrown away: only the network is averaged.
 - Clients train with Adam, started afresh as well, on batches of a reshuffled order.
