@@ -86,6 +86,11 @@ class NeuralClusterer(FederatedClusterer):
         super()._keep_run(clustering, run, seconds)
         run.finish()  # how many exchanges there are depends on what is found
 
+    def _entered(self, X: Floats) -> Floats:
+        """Records as the networks have seen them."""
+        spec = PrivacySpec.from_dict(dict(self.result_.privacy))
+        return Domain.of(spec, X.shape[1]).enter(X)[0] if spec.is_private else X
+
     def _look_at(self, clients: Any) -> None:
         """Look at what `fit` was given, before anything else is done with it."""
 
@@ -467,10 +472,6 @@ class FedCRef(NeuralClusterer):
             for client, X in run.records.items()
         ]
 
-    def _entered(self, X: Floats) -> Floats:
-        spec = PrivacySpec.from_dict(dict(self.result_.privacy))
-        return Domain.of(spec, X.shape[1]).enter(X)[0] if spec.is_private else X
-
 
 class DeepFeCA(NeuralClusterer):
     """DeepFeCA (Xu et al.): a network learns features from the clusters that FeCA finds in them.
@@ -671,10 +672,6 @@ class DeepFeCA(NeuralClusterer):
             X = Domain.of(session.spec, X.shape[1]).enter(X)[0]
         found = deepfeca.features_of(clustering.networks or {}, X)
         return assign(found, clustering.centers) if len(X) else np.zeros(0, dtype=np.int64)
-
-    def _entered(self, X: Floats) -> Floats:
-        spec = PrivacySpec.from_dict(dict(self.result_.privacy))
-        return Domain.of(spec, X.shape[1]).enter(X)[0] if spec.is_private else X
 
 
 def _require_packages(model: NeuralClusterer) -> None:

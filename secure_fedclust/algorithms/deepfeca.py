@@ -37,8 +37,6 @@ from secure_fedclust.errors import DataError, ParameterError, TrainingError
 from secure_fedclust.parameters import check_counts, check_positive
 from secure_fedclust.threads import one_thread
 
-N_LABELS = 100
-N_ROUNDS = 6
 EPOCHS = 3
 BATCH_SIZE = 64
 LEARNING_RATE = 1e-3
