@@ -1,7 +1,7 @@
 """What systems that train networks reach, with controls beside them, and how long they take.
 
     python benchmarks/networks.py [--data-dir DIR] [--seeds 3] [--check]
-                                  [--part fedcref,speed,deepfeca,private,averages]
+                                  [--part fedcref,speed,deepfeca,averages]
 
 FedCRef: MNIST at 14x14 pixels, 12 clients of 2 to 5 classes, 200 images a class. It starts from
 true labels of which a part was replaced ("dirty"), as the paper does, or from k-means. Clusters
@@ -9,29 +9,20 @@ become cleaner by local training alone, too: so every start has a control that l
 (theta = 0), once with the same local training and once with as many epochs as the model of a group
 sees in 10 x 4. DeepFeCA: 10,000 images of Fashion-MNIST, ten clients. Training on any labels
 improves a probe of the features: so there is a control whose pseudo-labels are at the wrong
-records.
+records. What noise leaves of both: `noisy_networks.py`.
 
-Figures are means and standard deviations over seeds from 10 on, which nothing was tuned on but
-`NOISY_ROUNDS` (seed 10). Noise
-is never seeded. On two cores all takes about an hour, most of it noisy training.
+Figures are means and standard deviations over seeds from 10 on, which nothing was tuned on.
 """
 
-import argparse
-import math
 import sys
-import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from _claims import Claim, rates
 from _images import (
     N_CLASSES,
-    PER_CLASS,
     SIDE,
     Images,
     dirty_labels,
@@ -39,26 +30,28 @@ from _images import (
     fashion_parts,
     mnist_clients,
 )
-from _table import Bar, in_turns, mean_sd, print_bars, print_table
+from _networks import (
+    UNPROTECTED,
+    Figures,
+    Options,
+    Part,
+    Table,
+    deepfeca_figures,
+    fitted,
+    mean_of,
+    probes,
+    run_parts,
+)
+from _table import Bar, in_turns, mean_sd
 from sklearn.decomposition import PCA
 from tqdm import tqdm
 
-from secure_fedclust import (
-    DataError,
-    DeepFeCA,
-    FeCA,
-    FedCRef,
-    FederationWarning,
-    KFed,
-    PrivacySpec,
-    PrivacyWarning,
-)
+from secure_fedclust import DeepFeCA, FeCA, FedCRef, KFed, PrivacySpec
 from secure_fedclust.algorithms import autoencoders, deepfeca, fedcref
 from secure_fedclust.algorithms.baselines import matched_averaging
 from secure_fedclust.algorithms.lloyd import assign, kmeans
 from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.metrics import normalized_mutual_info
-from secure_fedclust.neural import NeuralClusterer
 from secure_fedclust.privacy.updates import WeightGrid
 from secure_fedclust.protocols.averages import AVERAGE, Held, ask_averages
 from secure_fedclust.protocols.client import PrivateClient, answers
@@ -66,8 +59,6 @@ from secure_fedclust.protocols.deepfeca import TRAIN, DeepFeCAClient
 from secure_fedclust.run import open_run
 
 FIRST_SEED = 10
-UNPROTECTED = PrivacySpec.none(reason="benchmark")
-DELTA = 1e-5
 
 DIRTINESS = (0.0, 0.3, 0.5)
 PAPER = {0.0: (0.948, 10.1, 0.0, 17.3), 0.3: (0.879, 9.8, 5.1, 16.1), 0.5: (0.711, 10.2, 6.9, 48.0)}
@@ -75,42 +66,8 @@ PAPER = {0.0: (0.948, 10.1, 0.0, 17.3), 0.3: (0.879, 9.8, 5.1, 16.1), 0.5: (0.71
 group in percent, isolated clusters."""
 PAPER_CLUSTERS = 88
 
-N_LABELLED = 10
-"""Images of a class that the small probe gets."""
-DRAWS = 5
-
-EPSILONS = (8.0, 2.0)
-PROTECTIONS = ("none", "masking")
-NOISY_ROUNDS = 3
-NOISY_BOUND = 8.0
-"""No image of 14x14 is longer, and that is no secret."""
-
 WEIGHTS = 100_000
 AVERAGING_CLIENTS = 20
-
-Figures = dict[str, float]
-Table = tuple[str, Sequence[str], list[list[str]]]
-Part = tuple[list[Table], list[Bar]]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command line asks for."""
-
-    data_dir: str | None
-    seeds: int
-
-    @property
-    def numbers(self) -> range:
-        """The seeds."""
-        return range(FIRST_SEED, FIRST_SEED + self.seeds)
-
-
-def fitted(model: NeuralClusterer, clients: Sequence[Floats], seed: int) -> float:
-    """Fit, and give the seconds it took."""
-    started = time.perf_counter()
-    model.set_params(random_state=seed).fit(list(clients))
-    return time.perf_counter() - started
 
 
 def graph_figures(model: FedCRef, images: Images) -> Figures:
@@ -137,10 +94,6 @@ def graph_figures(model: FedCRef, images: Images) -> Figures:
         "isolated": 100 * float((~inside).mean()),
         "iterations": float(len(graph["iterations"]) - 1),
     }
-
-
-def mean_of(runs: Sequence[Figures], name: str) -> float:
-    return float(np.mean([run[name] for run in runs]))
 
 
 GRAPH = {
@@ -359,25 +312,6 @@ class ShuffledDeepFeCA(DeepFeCA):
     _client_class = ShuffledClient
 
 
-def probes(features: Floats, y: Ints, test: Floats, y_test: Ints) -> Figures:
-    """Accuracy of a linear classifier that has seen all labels, and ten of each class."""
-    small = []
-    for draw in range(DRAWS):
-        rng = np.random.default_rng([77, draw])
-        rows = np.concatenate(
-            [rng.choice(np.flatnonzero(y == c), N_LABELLED, replace=False) for c in np.unique(y)]
-        )
-        small.append(deepfeca.probe(features[rows], y[rows], test, y_test))
-    return {"probe": deepfeca.probe(features, y, test, y_test), "ten labels": float(np.mean(small))}
-
-
-def deepfeca_figures(model: DeepFeCA, parts: Sequence[Ints], data_dir: str | None) -> Figures:
-    X, y, X_test, y_test = fashion(data_dir)
-    truth = np.concatenate([y[part] for part in parts])
-    found = probes(model.transform(X), y, model.transform(X_test), y_test)
-    return {**found, "NMI": normalized_mutual_info(truth, np.concatenate(model.labels_))}
-
-
 AGAIN = "FeCA, drawn again"
 
 
@@ -479,135 +413,6 @@ def deepfeca_bars(
     ]
 
 
-def private_part(options: Options) -> Part:
-    """What is left under differential privacy, and whether the ledger says what it costs."""
-    checked: list[Claim] = []
-    tables = [noisy_fedcref(options, checked), noisy_deepfeca(options, checked)]
-    header = [
-        "run",
-        "clients",
-        "releases",
-        "trainings",
-        "charged over our own mu",
-        "mu over limit",
-        "epsilon by PLD",
-    ]
-    title = "The claim, worked out anew from the ledger by dp_accounting; the dearest client"
-    tables.append((title, header, [claim.cells for claim in checked]))
-    tables.append(rates(checked[0]))
-    return tables, [bar for claim in checked for bar in claim.bars]
-
-
-@dataclass(frozen=True)
-class Noise:
-    """How a run is noised, and what else is asked of it."""
-
-    epsilon: float | None = None
-    protection: str = "none"
-    more: Mapping[str, Any] = field(default_factory=dict)
-    remark: str = ""
-
-    def __str__(self) -> str:
-        local = "local" if self.protection == "none" else self.protection
-        name = "no noise" if self.epsilon is None else f"epsilon {self.epsilon:g}, {local}"
-        return f"{name}{self.remark}"
-
-    def applied(self, model: NeuralClusterer, bound: float, size: int, **noisy: Any) -> None:
-        """Tell the model, which takes `noisy` parameters where there is noise."""
-        model.set_params(privacy=UNPROTECTED, **self.more)
-        if self.epsilon is not None:
-            spec = PrivacySpec(
-                epsilon=self.epsilon,
-                delta=DELTA,
-                bound=bound,
-                public_size=size,
-                protection=self.protection,
-            )
-            model.set_params(privacy=spec, sampler="fast", **noisy)
-
-    @property
-    def has_a_claim(self) -> bool:
-        """Whether its ledger is looked at."""
-        return self.epsilon is not None and not self.remark
-
-
-NOISES = [Noise(epsilon, protection) for epsilon in EPSILONS for protection in PROTECTIONS]
-ALONE = [Noise(epsilon, "none", {"theta": 0.0}, ", alone") for epsilon in EPSILONS]
-ROUND_0 = [
-    Noise(epsilon, protection, {"n_rounds": 0}, ", round 0")
-    for epsilon in (None, *EPSILONS)
-    for protection in (PROTECTIONS if epsilon else ("none",))
-]
-
-
-def noisy_fedcref(options: Options, checked: list[Claim]) -> Table:
-    starts = {"k-means": None, "true labels (NO DP CLAIM)": 0.0}
-    rows = []
-    jobs = [(start, noise) for start in starts for noise in (Noise(), *NOISES, *ALONE)]
-    for start, noise in tqdm(jobs, "FedCRef with noise", leave=False):
-        runs: list[Figures] = []
-        for seed in options.numbers:
-            images = mnist_clients(options.data_dir, seed)
-            dirty = starts[start]
-            initial = "kmeans" if dirty is None else dirty_labels(images, dirty, seed)
-            model = FedCRef(images.n_local, initial=initial, allow_unproved=dirty is not None)
-            noise.applied(model, NOISY_BOUND, 3 * PER_CLASS, n_rounds=NOISY_ROUNDS)
-            seconds = fitted(model, images.clients, seed)
-            runs.append({**noisy_figures(model, images), "seconds": seconds})
-            if noise.has_a_claim and dirty is None and seed == FIRST_SEED:
-                checked.append(Claim.of(f"FedCRef, {noise}", model))
-        rows.append(
-            [start, str(noise)]
-            + [mean_sd([run[f] for run in runs], digits) for f, digits in NOISY.items()]
-        )
-    title = (
-        f"FedCRef with noise (sampler='fast'), MNIST 14x14, 12 clients, {NOISY_ROUNDS} rounds of "
-        "groups; without noise, as it is by default; alone: nothing is linked"
-    )
-    return title, ["start", "noise", *NOISY], rows
-
-
-NOISY = {"ACC": 3, "groups": 1, "classes": 1, "in groups %": 0, "purity of groups": 3, "seconds": 0}
-
-
-def noisy_figures(model: FedCRef, images: Images) -> Figures:
-    labels, classes = np.concatenate(model.labels_), np.concatenate(images.classes)
-    tables = [np.bincount(classes[labels == g]) for g in range(model.n_clusters_)]
-    filled = [table for table in tables if len(table)]
-    inside = int((labels >= 0).sum())
-    return {
-        "ACC": images.accuracy(model.clusters_),
-        "groups": float(model.n_clusters_),
-        "classes": float(len({int(table.argmax()) for table in filled})),
-        "in groups %": 100 * inside / len(labels),
-        "purity of groups": sum(int(table.max()) for table in filled) / max(inside, 1),
-    }
-
-
-def noisy_deepfeca(options: Options, checked: list[Claim]) -> Table:
-    X = fashion(options.data_dir)[0]
-    rows = []
-    for noise in tqdm([Noise(), *NOISES, *ROUND_0], "DeepFeCA with noise", leave=False):
-        runs: list[Figures] = []
-        for seed in options.numbers:
-            parts = fashion_parts(options.data_dir, "IID", seed)
-            model = DeepFeCA(N_CLASSES)
-            noise.applied(model, math.sqrt(X.shape[1]), len(X) // 10)
-            seconds = fitted(model, [X[part] for part in parts], seed)
-            figures = deepfeca_figures(model, parts, options.data_dir)
-            runs.append({**figures, "seconds": seconds})
-            if noise.has_a_claim and seed == FIRST_SEED:
-                checked.append(Claim.of(f"DeepFeCA, {noise}", model))
-        rows.append(
-            [str(noise)]
-            + [mean_sd([run[f] for run in runs], 3) for f in ("probe", "ten labels", "NMI")]
-            + [mean_sd([run["seconds"] for run in runs], 0)]
-        )
-    header = ["noise", "probe", "ten labels a class", "NMI, k = 10", "seconds"]
-    title = "DeepFeCA with noise (sampler='fast'), Fashion-MNIST, 10 clients, IID"
-    return title, header, rows
-
-
 class AveragingClient(PrivateClient):
     """Holds weights, and gives them as part of a sum."""
 
@@ -636,7 +441,7 @@ def averages_part(options: Options) -> Part:
         run = open_run(
             dict.fromkeys(names, np.zeros((1, 1))),
             # An epsilon must be there to encrypt; nothing that needs noise is asked.
-            spec=PrivacySpec(epsilon=1.0, delta=DELTA, bound=1.0, protection=protection),
+            spec=PrivacySpec(epsilon=1.0, delta=1e-5, bound=1.0, protection=protection),
             client_class=AveragingClient,
             rng=np.random.default_rng(0),
             prepare=hold,
@@ -649,7 +454,7 @@ def averages_part(options: Options) -> Part:
     differences: list[float] = []
     sent: dict[str, int] = {}
     masking, ckks = in_turns(
-        "averages", options.seeds, lambda: average("masking"), lambda: average("ckks")
+        "averages", len(options.numbers), lambda: average("masking"), lambda: average("ckks")
     )
     what = f"average of {WEIGHTS:,} weights over {AVERAGING_CLIENTS} clients"
     rows = [
@@ -670,41 +475,13 @@ PARTS: dict[str, Callable[[Options], Part]] = {
     "fedcref": fedcref_part,
     "speed": speed_part,
     "deepfeca": deepfeca_part,
-    "private": private_part,
     "averages": averages_part,
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the tables; 1 if a bar is missed under --check, 2 without data."""
-    parser = argparse.ArgumentParser(description="Systems that train networks.")
-    parser.add_argument("--data-dir", help="folder with the data sets (*.npz)")
-    parser.add_argument("--seeds", type=int, default=3, help="how many (default 3)")
-    parser.add_argument("--part", default=",".join(PARTS), help="which parts, by comma")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a bar is not met")
-    given = parser.parse_args(arguments)
-    if given.seeds < 1:
-        parser.error(f"--seeds {given.seeds}: at least 1")
-    if unknown := set(given.part.split(",")) - set(PARTS):
-        parser.error(f"--part {','.join(sorted(unknown))}: there are {', '.join(PARTS)}")
-    options = Options(given.data_dir, given.seeds)
-    bars: list[Bar] = []
-    left_out = False
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PrivacyWarning)
-        warnings.simplefilter("ignore", FederationWarning)
-        for name in given.part.split(","):
-            try:
-                tables, its_bars = PARTS[name](options)
-            except DataError as error:
-                print(f"{name} is left out: {error}", file=sys.stderr)
-                left_out = True
-                continue
-            for title, header, rows in tables:
-                print_table(title, header, rows)
-            bars += its_bars
-    met = print_bars(bars)
-    return 1 if given.check and not met else 2 if left_out else 0
+    return run_parts(PARTS, FIRST_SEED, "Systems that train networks.", arguments)
 
 
 if __name__ == "__main__":
