@@ -216,9 +216,9 @@ def test_networks_refuses_what_it_cannot_do(module, wrong, capsys):
 
 
 def test_networks_says_where_it_looked_for_data_and_returns_2(module, tmp_path, capsys):
-    arguments = ["--part", "fedcref,speed,deepfeca,private", "--data-dir", str(tmp_path)]
+    arguments = ["--part", "fedcref,speed,deepfeca", "--data-dir", str(tmp_path)]
     assert module("networks").main(arguments) == 2
-    assert capsys.readouterr().err.count(str(tmp_path)) == 4
+    assert capsys.readouterr().err.count(str(tmp_path)) == 3
 
 
 def test_networks_counts_wrong_links_isolated_clusters_and_classes(module):

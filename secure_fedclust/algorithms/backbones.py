@@ -4,7 +4,7 @@ A network is described by a `Backbone`, and its weights travel as one flat vecto
 imported only where a network is built or run.
 
 There is no batch normalisation: it mixes records, and a record's features must depend on nothing
-but the record and the weights. `features` keeps that bit for bit: records go through the network
+but the record and the weights. `outputs` keeps that bit for bit: records go through the network
 one at a time. A product over many of them may add in an order that depends on where a record stands
 and how many there are, and so let a record move the features of others by a rounding error, which
 no sensitivity bound accounts for.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from secure_fedclust.algorithms.rows import directions_of
 from secure_fedclust.arrays import Floats
 from secure_fedclust.errors import DataError, ParameterError, TrainingError
 from secure_fedclust.parameters import check_choice, check_counts
@@ -130,7 +131,17 @@ class Backbone:
 
 
 def features(backbone: Backbone, weights: Floats, X: Floats, *, refuse: bool = True) -> Floats:
-    """Features of records, each of which depends on its record and the weights alone.
+    """Where records lie in what the network makes of them: its outputs, scaled to length one.
+
+    How long outputs are says more about the network than about a record, and before a network is
+    trained there is no telling; features of length one need no bound. Parameters and errors are
+    those of `outputs`.
+    """
+    return directions_of(outputs(backbone, weights, X, refuse=refuse))
+
+
+def outputs(backbone: Backbone, weights: Floats, X: Floats, *, refuse: bool = True) -> Floats:
+    """What the network makes of records, of each by itself.
 
     Parameters
     ----------
@@ -138,7 +149,7 @@ def features(backbone: Backbone, weights: Floats, X: Floats, *, refuse: bool = T
     weights : array of shape (P,)
     X : array of shape (n, d)
     refuse : bool
-        If false, features that are not finite count as zero, instead of an error.
+        If false, outputs that are not finite count as zero, instead of an error.
 
     Returns
     -------
@@ -148,7 +159,7 @@ def features(backbone: Backbone, weights: Floats, X: Floats, *, refuse: bool = T
     Raises
     ------
     TrainingError
-        If a feature is not a finite number.
+        If an output is not a finite number.
     """
     import torch
 

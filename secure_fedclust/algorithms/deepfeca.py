@@ -7,8 +7,9 @@ averages the networks by the clients' numbers of records (Algorithm 6).
 
 Where the paper leaves a choice:
 
-- Features are whitened with the moments over all clients and scaled to length one before they are
-  clustered, as DeepCluster does. Otherwise a few directions of a random network decide everything.
+- Features have length one, are whitened with the moments over all clients and scaled to length one
+  again before they are clustered, much as DeepCluster does. Otherwise a few directions of a random
+  network decide everything.
 - Pseudo-labels are more than the classes one hopes to find, five times as many by default.
 - The head starts afresh each round, the same for all clients, because labels of one round have
   nothing to do with those of the next. It is thrown away: only the network is averaged.
@@ -32,6 +33,7 @@ from secure_fedclust.algorithms.backbones import (
     linear,
     uniform_layer,
 )
+from secure_fedclust.algorithms.rows import directions_of, times
 from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.errors import DataError, ParameterError, TrainingError
 from secure_fedclust.parameters import check_counts, check_positive
@@ -45,7 +47,7 @@ FLOOR = 1e-4
 """Directions whose variance is below this part of the largest are stretched no further."""
 
 
-def whitening(covariance: Floats) -> Floats:
+def whitening(covariance: Floats, shrink: float = 0.0) -> Floats:
     """Symmetric matrix that makes features of this covariance uncorrelated, of variance one.
 
     Parameters
@@ -53,6 +55,9 @@ def whitening(covariance: Floats) -> Floats:
     covariance : array of shape (f, f)
         May be noisy: it is made symmetric, and variances below `FLOOR` times the largest,
         negative ones among them, count as that much.
+    shrink : float
+        Part of the mean variance that is added to all variances, lest noise is taken for a
+        direction and stretched.
 
     Raises
     ------
@@ -67,7 +72,8 @@ def whitening(covariance: Floats) -> Floats:
             "all records have the same features: lower the learning rate, start from other "
             "weights, or, if the covariance is noisy, add less noise"
         )
-    stretched = axes / np.sqrt(np.maximum(variances, FLOOR * variances[-1]))
+    variances = np.maximum(variances, FLOOR * variances[-1])
+    stretched = axes / np.sqrt(variances + shrink * variances.mean())
     return np.asarray(stretched @ axes.T)
 
 
@@ -77,17 +83,7 @@ def whitened(features: Floats, mean: Floats, matrix: Floats) -> Floats:
     Each row depends on its own features alone, bit for bit. One that coincides with the mean has
     no direction; it becomes the first axis.
     """
-    centred = features - mean
-    # Column by column: a matrix product may round a row otherwise where other rows differ.
-    rows = np.zeros((len(features), matrix.shape[1]))
-    for column, weights in zip(centred.T, matrix, strict=True):
-        rows += column[:, None] * weights
-    rows /= np.maximum(np.abs(rows).max(axis=1, keepdims=True), np.finfo(np.float64).tiny)
-    rows[~rows.any(axis=1), 0] = 1.0
-    squared = np.zeros(len(rows))
-    for column in rows.T:
-        squared += column * column
-    return np.asarray(rows / np.sqrt(squared)[:, None])
+    return directions_of(times(features - mean, matrix))
 
 
 def initial_head(n_out: int, n_labels: int, rng: np.random.Generator) -> Floats:

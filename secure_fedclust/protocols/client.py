@@ -149,6 +149,7 @@ class Client(Party):
             raise ProtocolError(f"{stage.name} may not be asked {before}")
         bounds: Bounds = {
             "d": self.X.shape[1],
+            "inputs": self._given.shape[1],
             "k": (1, self.max_clusters),
             "edges": (2, 1 << 16),
             **self.more_bounds,

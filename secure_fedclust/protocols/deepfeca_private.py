@@ -16,7 +16,6 @@ public length, and the noise is in the sum.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -57,7 +56,7 @@ from secure_fedclust.protocols.deepfeca import (
     networks,
     single,
 )
-from secure_fedclust.protocols.feature_space import FeatureSpace, of_features
+from secure_fedclust.protocols.feature_space import FeatureSpace, digest, of_features
 from secure_fedclust.protocols.seeding import (
     MOMENTS,
     Recipe,
@@ -76,16 +75,13 @@ MOMENTS_PART, CLUSTERS_PART, TRAINING_PART = 0.1, 0.3, 0.6
 
 SYNOPSIS_ROUNDS = 3
 FEW_FEATURES, MOST_LOOKS = 64, 1000
-FIRST_SCALE = 1.0
-"""Features of a network that was not trained yet are shorter than this times the root of their
-number, or are shortened."""
-
-SHRINK = 0.05
-"""Part of the mean variance that is added to all variances, lest noise is taken for a direction."""
+SHRINK = 1.0
+"""Part of the mean variance that is added to all variances: clusters are noisy, too, and are found
+more easily where the features differ most."""
 
 SEE = stage(
     "deepfeca/see",
-    request={**NETWORK, "scale": Real(1e-6, 1e6)},
+    request=NETWORK,
     reply=ANCHOR,
     form="key",
 )
@@ -152,18 +148,10 @@ class Shares:
         )
 
 
-def unit_sphere(n_out: int, made_by: str | None = None) -> FeatureSpace:
-    """The region of whitened features, which have length one."""
-    return FeatureSpace(n_out, 1 / np.sqrt(n_out), made_by)
-
-
-def digest_of(
-    backbone: Backbone, weights: Floats, scale: float, mean: Floats, matrix: Floats
-) -> str:
+def digest_of(backbone: Backbone, weights: Floats, mean: Floats, matrix: Floats) -> str:
     """Tells what makes features from everything else."""
-    shape = repr((backbone.kind, backbone.hidden, backbone.n_out, float(scale), len(mean)))
-    parts = weights.astype("<f4"), mean.astype("<f8"), matrix.astype("<f8")
-    return sha256(b"".join([shape.encode(), *(part.tobytes() for part in parts)])).hexdigest()
+    shape = backbone.kind, backbone.hidden, backbone.n_out
+    return digest(shape, single(weights), mean, matrix)
 
 
 class PrivateDeepFeCAClient(SynopsisClient):
@@ -181,15 +169,12 @@ class PrivateDeepFeCAClient(SynopsisClient):
         super().__init__(*given)
         self.records = self.X
         self.weights = self.mean = self.matrix = np.zeros(0)
-        self.scale = FIRST_SCALE
         self.looks = 0
         self.held = Held(np.zeros((0, 0)), np.zeros(0), np.zeros(0, dtype=np.int64))
         self._seed = int(self.rng.integers(1 << 63))
 
     def state(self) -> dict[str, Any]:
-        kept = {
-            name: getattr(self, name) for name in ("weights", "mean", "matrix", "scale", "looks")
-        }
+        kept = {name: getattr(self, name) for name in ("weights", "mean", "matrix", "looks")}
         held = {f"held {name}": value for name, value in vars(self.held).items()}
         shape = self.backbone
         named = {"kind": shape.kind, "hidden": np.asarray(shape.hidden), "n_out": shape.n_out}
@@ -198,14 +183,14 @@ class PrivateDeepFeCAClient(SynopsisClient):
     def restore(self, state: Mapping[str, Any]) -> None:
         for name in ("weights", "mean", "matrix"):
             setattr(self, name, state[name])
-        self.scale, self.looks = float(state["scale"]), int(state["looks"])
+        self.looks = int(state["looks"])
         self.held = Held(*(state[f"held {name}"] for name in ("weights", "shares", "groups")))
         shape = str(state["kind"]), state["hidden"], int(state["n_out"])
         self.backbone = backbone_for(self.records.shape[1], *shape, self.weights)
         self._look()
 
     @answers(SEE, after=(None, WHITEN, NOISY_TRAIN, AVERAGE, UPDATE_OF))
-    def see(self, weights: Floats, scale: float, **shape: Any) -> dict[str, Any]:
+    def see(self, weights: Floats, **shape: Any) -> dict[str, Any]:
         found = backbone_for(self.records.shape[1], weights=weights, **shape)
         # Looking is free, and must take no more room than records do, nor time without end.
         if found.n_out > max(found.n_features, FEW_FEATURES) or self.looks >= MOST_LOOKS:
@@ -215,7 +200,7 @@ class PrivateDeepFeCAClient(SynopsisClient):
             )
         self.backbone, self.looks = found, self.looks + 1
         self.weights = np.asarray(weights, dtype=np.float64)
-        self.scale, self.mean, self.matrix = scale, np.zeros(0), np.zeros(0)
+        self.mean = self.matrix = np.zeros(0)
         self._look()
         return self._anchor()
 
@@ -256,7 +241,7 @@ class PrivateDeepFeCAClient(SynopsisClient):
             raise ProtocolError("a question for a sum must name what features are made by")
 
     def _check_made_by(self, made_by: str) -> None:
-        made = self.backbone, self.weights, self.scale, self.mean, self.matrix
+        made = self.backbone, self.weights, self.mean, self.matrix
         if made_by != digest_of(*made):
             raise ProtocolError("field 'made_by' names another network or whitening")
 
@@ -352,11 +337,9 @@ class PrivateDeepFeCAClient(SynopsisClient):
     def _look(self) -> None:
         """Have features in place of records, whitened if it is known how."""
         found = features(self.backbone, self.weights, self.records, refuse=False)
-        space = FeatureSpace(self.backbone.n_out, self.scale)
         if len(self.mean):
             found = deepfeca.whitened(found, self.mean, self.matrix)
-            space = unit_sphere(self.backbone.n_out)
-        self.domain = space.domain
+        self.domain = FeatureSpace(self.backbone.n_out).domain
         self.X, _ = self.domain.enter(found)
 
 
@@ -370,15 +353,14 @@ def run_private(
 ) -> Clustering:
     """The server's side of a private run."""
     weights = single(settings.backbone.initial(rng))
-    scale = FIRST_SCALE
     for _ in range(settings.n_rounds):
         # Of their own for each step, so that a run that is resumed asks the same.
         of_clusters, of_head = rng.spawn(2)
-        mean, matrix, scale, size = _look(session, settings, weights, scale, shares.moments)
+        _, _, size = _look(session, settings, weights, shares.moments)
         centers = _clusters(session, settings.n_labels, settings, shares.clusters, of_clusters)
         request = settings.training(centers * np.sqrt(settings.backbone.n_out), of_head)
         weights = _train(session, settings, weights, request, size, clip, shares.training)
-    mean, matrix, _, size = _look(session, settings, weights, scale, shares.last_moments)
+    mean, matrix, size = _look(session, settings, weights, shares.last_moments)
     centers = _clusters(session, settings.n_clusters, settings, shares.last_clusters, rng)
     session.note_centers(centers)
     kept = networks(settings.backbone, weights, mean, matrix)
@@ -386,43 +368,38 @@ def run_private(
 
 
 def _look(
-    session: Session, settings: Settings, weights: Floats, scale: float, share: float
-) -> tuple[Floats, Floats, float, float]:
+    session: Session, settings: Settings, weights: Floats, share: float
+) -> tuple[Floats, Floats, float]:
     """Hand over a network, and whiten what it makes of the records by noisy moments.
 
     Returns
     -------
     mean, matrix : arrays
         As in `algorithms.deepfeca`.
-    scale : float
-        For the features of the next network.
     size : float
         About how many records a client holds.
     """
     f = settings.backbone.n_out
-    nothing = np.zeros(0)
-    named = digest_of(settings.backbone, weights, scale, nothing, nothing)
-    session.n_features, session.region = f, FeatureSpace(f, scale, named)
-    network = {**settings.network(weights), "scale": scale}
+    named = digest_of(settings.backbone, weights, np.zeros(0), np.zeros(0))
+    session.n_features, session.region = f, FeatureSpace(f, named)
 
     def moments() -> Results:
-        session.ask_all(SEE, **network)
+        session.ask_all(SEE, **settings.network(weights))
         mean, covariance, n_records = ask_moments_and_count(session, share)
         return {"moments": {"mean": mean, "covariance": covariance, "n_records": n_records}}
 
     found = session.once(moments)["moments"]
-    mean, covariance = found["mean"] * scale, found["covariance"] * scale**2
-    spread = float(np.trace(covariance)) / f
+    mean = session.domain.leave(found["mean"])
     try:
-        matrix = deepfeca.whitening(covariance + SHRINK * max(spread, 0.0) * np.eye(f))
+        matrix = deepfeca.whitening(found["covariance"] / f, SHRINK)
     except TrainingError:
         matrix = np.eye(f)  # noise has left no direction to tell from others
     request = {"mean": mean, "matrix": matrix}
     session.ask_once(WHITEN, dict.fromkeys(session.clients, request))
-    session.region = unit_sphere(f, digest_of(settings.backbone, weights, scale, mean, matrix))
+    named = digest_of(settings.backbone, weights, mean, matrix)
+    session.region = FeatureSpace(f, named)
     size = session.spec.public_size or found["n_records"]
-    rms = float(np.sqrt(max(spread, 0.0) + np.square(mean).mean()))
-    return mean, matrix, float(np.clip(2 * rms, 1e-3, 1e3)), float(size)
+    return mean, matrix, float(size)
 
 
 def _clusters(
@@ -499,7 +476,7 @@ def planned_releases(
 ) -> list[PlannedRelease]:
     """The releases of a run."""
     summed, whole = spec.protection != "none", spec.unit == "client"
-    domain = unit_sphere(settings.backbone.n_out).domain
+    domain = FeatureSpace(settings.backbone.n_out).domain
 
     def looked(moments: float, clusters: float, n_clusters: int) -> list[PlannedRelease]:
         first = PlannedRelease(

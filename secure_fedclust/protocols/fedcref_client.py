@@ -10,6 +10,7 @@ import numpy as np
 
 from secure_fedclust.algorithms import fedcref as algorithm
 from secure_fedclust.algorithms.autoencoders import Autoencoder, errors
+from secure_fedclust.algorithms.rows import directions_of, times
 from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.errors import ProtocolError
 from secure_fedclust.messages import (
@@ -29,16 +30,22 @@ from secure_fedclust.privacy.subsampled import Sampling, public_rate
 from secure_fedclust.protocols.averages import AVERAGE, WEIGHTS, Held
 from secure_fedclust.protocols.cells import CELLS
 from secure_fedclust.protocols.client import answers
-from secure_fedclust.protocols.feature_space import FeatureSpace
+from secure_fedclust.protocols.feature_space import FeatureSpace, digest, of_features
 from secure_fedclust.protocols.fedcref import (
     INDICES,
     MOST_MODELS,
     SHAPE,
     TRAINING,
 )
+from secure_fedclust.protocols.seeding import MOMENTS
 from secure_fedclust.protocols.synopsis import MICRO, SynopsisClient
 
-DIRECTIONS = 16
+DIRECTIONS = 12
+"""Records of more features are clustered, at the start, by what is seen from so many directions."""
+
+MOST_SEEN = 256
+"""Features whose moments are looked at to find these; of more, as many random mixtures."""
+
 MAX_PARAMETERS = 1 << 22
 
 MAX_LOCAL = 20
@@ -49,11 +56,14 @@ _NOISY_TRAINING = {**TRAINING, "clip": Real(1e-6, 1e6), **_COST}
 
 PROJECT = stage(
     "fedcref/project",
-    request={"directions": Array(("directions", "d"), largest=1)},
+    request={"directions": Array(("directions", "inputs"), largest=1)},
     reply=ANCHOR,
     form="key",
 )
 """Says how to look at records; the reply says nothing about them."""
+
+MOMENTS_OF = of_features(MOMENTS)
+"""The question for a sum, naming the directions: all clients must have the same."""
 
 BEGIN = stage(
     "fedcref/begin",
@@ -118,7 +128,7 @@ class PrivateFedCRefClient(SynopsisClient):
     """
 
     more_bounds: ClassVar[Bounds] = {
-        "directions": (1, 4 * DIRECTIONS),
+        "directions": (1, MOST_SEEN),
         "m": (0, MOST_MODELS),
         "layers": (1, 16),
         "p": (1, MAX_PARAMETERS),
@@ -148,20 +158,32 @@ class PrivateFedCRefClient(SynopsisClient):
         self.held = Held(*(state[f"held {name}"] for name in ("weights", "shares", "groups")))
         if len(state["hidden"]):
             self.shape = Autoencoder(self.records.shape[1], tuple(map(int, state["hidden"])))
-        else:
+        elif len(self.directions):
             self._look()
 
-    @answers(PROJECT, after=(None,))
+    @answers(PROJECT, after=(None, MOMENTS, MOMENTS_OF))
     def project(self, directions: Floats) -> dict[str, Any]:
         self.directions = directions
         self._look()
         return self._anchor()
 
-    @answers(MICRO, after=(PROJECT,))
+    @answers(MOMENTS, after=(PROJECT,))
+    def moments(self, share: float) -> dict[str, Any]:
+        if self._n_clients is not None:
+            raise ProtocolError("a question for a sum must name the directions")
+        return super().moments(share)
+
+    @answers(MOMENTS_OF, after=(PROJECT,))
+    def moments_of(self, share: float, made_by: str) -> dict[str, Any]:
+        if made_by != digest((), self.directions):
+            raise ProtocolError("field 'made_by' names other directions")
+        return super().moments(share)
+
+    @answers(MICRO, after=(None, PROJECT))
     def micro(self, n_micro: int, n_rounds: int, share: float) -> dict[str, Any]:
         return super().micro(n_micro, n_rounds, share)
 
-    @answers(CELLS, after=(PROJECT,))
+    @answers(CELLS, after=(None, PROJECT))
     def cells(self, **request: Any) -> dict[str, Any]:
         return super().cells(**request)
 
@@ -181,13 +203,9 @@ class PrivateFedCRefClient(SynopsisClient):
         return nearest(self.X, centers)
 
     def _look(self) -> None:
-        """Have records as they are seen from a few directions, each by itself."""
-        seen = np.zeros((len(self.records), len(self.directions)))
-        # Column by column: a matrix product may round a row otherwise where other rows differ.
-        for column, weights in zip(self.records.T, self.directions.T, strict=True):
-            seen += column[:, None] * weights
+        """Have, in place of records, where they lie as seen from a few directions, not how far."""
         self.domain = FeatureSpace(len(self.directions)).domain
-        self.X, _ = self.domain.enter(seen)
+        self.X, _ = self.domain.enter(directions_of(times(self.records, self.directions.T)))
 
     @answers(NOISY_LOCAL, after=(BEGIN, NOISY_REFINE))
     def local(self, initial: Floats, **training: Any) -> dict[str, Any]:

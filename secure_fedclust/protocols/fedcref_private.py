@@ -40,7 +40,7 @@ from secure_fedclust.protocols.averages import ask_averages
 from secure_fedclust.protocols.cells import moved, pooled
 from secure_fedclust.protocols.checkpoint import Results
 from secure_fedclust.protocols.clustering import Clustering
-from secure_fedclust.protocols.feature_space import FeatureSpace
+from secure_fedclust.protocols.feature_space import FeatureSpace, digest
 from secure_fedclust.protocols.fedcref import (
     Federation,
     Settings,
@@ -52,6 +52,7 @@ from secure_fedclust.protocols.fedcref_client import (
     BEGIN,
     DIRECTIONS,
     MAX_LOCAL,
+    MOST_SEEN,
     NOISY_GROUP,
     NOISY_LOCAL,
     NOISY_MEANS,
@@ -62,13 +63,16 @@ from secure_fedclust.protocols.fedcref_client import (
     group_sums,
     picked_and_sizes,
 )
-from secure_fedclust.protocols.seeding import round_count_weight
+from secure_fedclust.protocols.seeding import MOMENTS, ask_moments, moments_size, round_count_weight
 from secure_fedclust.protocols.session import Session
 
 SYNOPSIS_ROUNDS = 3
 N_INIT = 10
 
-START_SHARE, MEANS_SHARE = 0.3, 0.05
+START_SHARE, MEANS_SHARE = 0.45, 0.05
+SEEING_PART = 0.25
+"""Of what the start has, for the directions that many features are seen from."""
+
 LOCAL_PART, SCORES_PART, GROUPS_PART, COUNTS_PART = 0.35, 0.15, 0.42, 0.08
 """Of what is left for an iteration."""
 
@@ -158,20 +162,26 @@ def run_private(
     return clustering(shape, found, groups, models, held, history, domain.leave(means))
 
 
-def n_directions(n_features: int) -> int:
-    """Directions from which records are seen at the start."""
-    return min(n_features, DIRECTIONS)
+def principal_directions(session: Session, share: float, rng: np.random.Generator) -> Floats:
+    """Directions in which all clients' records lie most, by their noisy moments.
 
-
-def directions(n_features: int, rng: np.random.Generator) -> Floats:
-    """Orthonormal directions that chance has chosen, or the features themselves if they are few.
-
-    They are so long that a record, which is no longer than the root of its number of features, is
-    seen about as long as the root of the number of directions.
+    Of records only where they lie is looked at, not how far out: a bound has to be generous, and
+    noise that hides a record of that length would hide all others, too.
     """
-    if n_features <= DIRECTIONS:
-        return np.eye(n_features)
-    return np.asarray(np.linalg.qr(rng.normal(size=(n_features, DIRECTIONS)))[0].T)
+    n_features = session.domain.n_features
+    first = np.eye(n_features)
+    if n_features > MOST_SEEN:
+        first = np.linalg.qr(rng.normal(size=(n_features, MOST_SEEN)))[0].T
+    made_by = digest((), first)
+
+    def found() -> Results:
+        session.ask_all(PROJECT, directions=first)
+        mean, covariance = ask_moments(session, share)
+        return {"moments": {"squares": covariance + np.outer(mean, mean)}}
+
+    session.n_features, session.region = len(first), FeatureSpace(len(first), made_by)
+    squares = session.once(found)["moments"]["squares"]
+    return np.asarray(np.linalg.eigh(squares)[1][:, -DIRECTIONS:].T @ first)
 
 
 def _start(
@@ -183,10 +193,12 @@ def _start(
 ) -> dict[str, Floats]:
     """Have every client begin with clusters found in a synopsis of it; about how large they are."""
     n_features = session.domain.n_features
-    seen = directions(n_features, rng)
     chance = rng.spawn(1)[0]
-    session.ask_once(PROJECT, {client: {"directions": seen} for client in session.clients})
-    session.n_features, session.region = len(seen), FeatureSpace(len(seen))
+    if n_features > DIRECTIONS:
+        seen = principal_directions(session, SEEING_PART * share, rng)
+        session.ask_once(PROJECT, {client: {"directions": seen} for client in session.clients})
+        session.n_features, session.region = len(seen), FeatureSpace(len(seen))
+        share *= 1 - SEEING_PART
 
     def found() -> Results:
         kept = synopsis.collect(
@@ -395,16 +407,9 @@ def planned_releases(
     n_groups = all_clusters // 2
     p = Autoencoder(domain.n_features, settings.hidden).n_parameters
     iterations, rounds = settings.max_iter, settings.max_iter * settings.n_rounds
-    start = synopsis.planned(
-        FeatureSpace(n_directions(domain.n_features)).domain,
-        n_clusters=most,
-        n_rounds=SYNOPSIS_ROUNDS,
-        cells=_cells(n_local_clusters, spec, limit),
-        share=shares.start,
-    )
     # Training is released step by step; how many steps there are depends on noisy counts.
     return [
-        *start,
+        *_planned_start(domain, most, _cells(n_local_clusters, spec, limit), spec, shares.start),
         PlannedRelease(NOISY_LOCAL.name, iterations, iterations * shares.local, most * p),
         PlannedRelease(
             NOISY_SCORES.name, iterations, iterations * shares.scores, most * (1 + all_clusters)
@@ -425,3 +430,22 @@ def planned_releases(
             summed=spec.protection != "none",
         ),
     ]
+
+
+def _planned_start(
+    domain: Domain, n_clusters: int, cells: int, spec: PrivacySpec, share: float
+) -> list[PlannedRelease]:
+    seeing, n_features = 0.0, domain.n_features
+    releases = []
+    if n_features > DIRECTIONS:
+        seeing, size = SEEING_PART * share, moments_size(min(n_features, MOST_SEEN))
+        summed = spec.protection != "none"
+        releases.append(PlannedRelease(MOMENTS.name, 1, seeing, size, summed=summed))
+        domain = FeatureSpace(DIRECTIONS).domain
+    return releases + synopsis.planned(
+        domain,
+        n_clusters=n_clusters,
+        n_rounds=SYNOPSIS_ROUNDS,
+        cells=cells,
+        share=share - seeing,
+    )

@@ -4,7 +4,7 @@ import sys
 import numpy as np
 import pytest
 
-from secure_fedclust.algorithms.backbones import Backbone, features
+from secure_fedclust.algorithms.backbones import Backbone, features, outputs
 from secure_fedclust.errors import DataError, ParameterError, TrainingError
 
 torch = pytest.importorskip("torch")
@@ -36,7 +36,7 @@ def test_a_dense_network_is_matrices_with_what_is_positive_between():
         bias = weights[used + a * b : used + a * b + b]
         rows, used = np.maximum(rows, 0) @ matrix.T + bias, used + a * b + b
     assert used == DENSE.n_parameters
-    np.testing.assert_allclose(features(DENSE, weights, X), rows, atol=1e-6)
+    np.testing.assert_allclose(outputs(DENSE, weights, X), rows, atol=1e-6)
 
 
 def test_a_convolution_looks_at_the_record_as_an_image():
@@ -53,7 +53,7 @@ def test_a_convolution_looks_at_the_record_as_an_image():
         rows = torch.nn.functional.conv2d(rows, kernel, bias, padding=1).relu()
         rows = torch.nn.functional.max_pool2d(rows, 2)
     made = rows.reshape(4, -1) @ last[:-3].reshape(3, -1).T + last[-3:]
-    np.testing.assert_allclose(features(backbone, weights, X), made.numpy(), atol=1e-6)
+    np.testing.assert_allclose(outputs(backbone, weights, X), made.numpy(), atol=1e-6)
 
 
 @BOTH
@@ -95,7 +95,7 @@ def test_records_go_one_at_a_time(monkeypatch):
 
     monkeypatch.setattr(Backbone, "module", lambda *_: RoundsByPlace())
     X = records(64, 64)
-    made = features(DENSE, np.zeros(DENSE.n_parameters), X)
+    made = outputs(DENSE, np.zeros(DENSE.n_parameters), X)
     np.testing.assert_array_equal(made, X[:, : DENSE.n_out].astype(np.float32))
 
 

@@ -21,6 +21,7 @@ from secure_fedclust.engines import InProcessEngine
 from secure_fedclust.messages import read_envelope
 from secure_fedclust.privacy import mechanism
 from secure_fedclust.privacy.accounting import Limit
+from secure_fedclust.protocols import fedcref_private
 from secure_fedclust.protocols.checkpoint import Journal, Memory, load_arrays, save_arrays
 
 from .neural_world import (
@@ -39,6 +40,14 @@ from .neural_world import (
 )
 
 CLIENTS = federation(30)
+
+
+@pytest.fixture(autouse=True)
+def many_features(monkeypatch):
+    """Have the clients' records take part in all that is done with many features."""
+    monkeypatch.setattr(fedcref_private, "DIRECTIONS", 3)
+
+
 QUICK = {"start_epochs": 2, "n_rounds": 1, "theta": 50.0, "alpha": 0.1, "n_local_clusters": 2}
 MAKERS = {
     "FedCRef": lambda spec=NONE, **changed: fedcref(spec, **QUICK | changed),

@@ -109,7 +109,7 @@ def test_training_that_diverges_sends_nothing_that_is_no_number(caplog):
 def whitened(kind, X, spec=SPEC, summand=None, **options):
     """A client that is ready to be asked for clusters."""
     client = private_client(kind, X, spec, summand=summand, **options)
-    asked(client, SEE, 0, **NETWORK, scale=1.0)
+    asked(client, SEE, 0, **NETWORK)
     asked(client, WHITEN, 1, mean=np.zeros(3), matrix=np.eye(3))
     return client
 
@@ -229,10 +229,10 @@ def test_features_that_are_no_numbers_count_as_zero():
     wild = np.full(SHAPE.n_parameters, 1e6, dtype=np.float32)
     big = Backbone(4, "dense", (2,) * 12, 3)
     network = {"weights": np.full(big.n_parameters, 1e6), "kind": "dense", "n_out": 3}
-    asked(client, SEE, 0, **NETWORK | {"weights": wild}, scale=1e-6)
+    asked(client, SEE, 0, **NETWORK | {"weights": wild})
     assert np.isfinite(client.X).all()
     client = private_client(PrivateDeepFeCAClient, records())
-    asked(client, SEE, 0, **network, hidden=np.full(12, 2), scale=1.0)
+    asked(client, SEE, 0, **network, hidden=np.full(12, 2))
     assert np.isfinite(client.X).all()
     asked(client, MOMENTS, 1, share=0.1)
 
@@ -240,7 +240,7 @@ def test_features_that_are_no_numbers_count_as_zero():
 @pytest.mark.parametrize("size", [0.0, 1e-120, 1e-60, 1e60, 1e119])
 def test_whitening_with_any_matrix_keeps_features_on_the_sphere(size):
     client = private_client(PrivateDeepFeCAClient, records())
-    asked(client, SEE, 0, **NETWORK, scale=1.0)
+    asked(client, SEE, 0, **NETWORK)
     asked(client, WHITEN, 1, mean=np.full(3, size), matrix=np.full((3, 3), size))
     np.testing.assert_allclose(np.linalg.norm(client.X, axis=1), math.sqrt(3), rtol=1e-9)
 
@@ -260,12 +260,12 @@ def updating(X, change=None, **fields):
 
 def made_by(client):
     """The digest of what a client makes features by."""
-    return digest_of(client.backbone, client.weights, client.scale, client.mean, client.matrix)
+    return digest_of(client.backbone, client.weights, client.mean, client.matrix)
 
 
 def test_a_question_for_a_sum_must_name_the_network_that_the_client_has():
     """Or one client could be handed a network of its own, and the sum be about it alone."""
-    for change in ("weights", "scale", "mean", "matrix"):
+    for change in ("weights", "mean", "matrix"):
         client = whitened(PrivateDeepFeCAClient, records(), WHOLE_OF_THREE, PlainSummand(3))
         other = made_by(client)
         setattr(client, change, getattr(client, change) + 1.0)
@@ -282,10 +282,10 @@ def test_looking_at_features_is_not_without_end():
     wide = Backbone(4, "dense", (), 65)
     network = {"weights": np.zeros(wide.n_parameters), "kind": "dense", "n_out": 65}
     with pytest.raises(ProtocolError, match="65 features of 4 inputs"):
-        asked(client, SEE, 0, **network, hidden=np.zeros(0, dtype=np.int64), scale=1.0)
+        asked(client, SEE, 0, **network, hidden=np.zeros(0, dtype=np.int64))
     client.looks = 1000
     with pytest.raises(ProtocolError, match="1000 looks a run"):
-        asked(client, SEE, 1, **NETWORK, scale=1.0)
+        asked(client, SEE, 1, **NETWORK)
 
 
 WHOLE_OF_THREE = dataclasses.replace(WHOLE, min_survivors=3, public_size=None)

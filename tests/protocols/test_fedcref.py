@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 from functools import partial
 from unittest import mock
 
@@ -235,9 +236,27 @@ def test_the_server_may_not_ask_for_clusters_that_a_client_does_not_have():
 # With differential privacy: what leaves.
 
 
-@pytest.fixture(scope="module")
-def rehearsed():
-    return Rehearsal(fedcref(SPEC, max_iter=2))
+SEEING = {
+    "few features": {},
+    "many": {"DIRECTIONS": 3},
+    "very many": {"DIRECTIONS": 3, "MOST_SEEN": 3},
+}
+
+
+@pytest.fixture(params=SEEING)
+def seen(request, monkeypatch):
+    """Records are clustered as they are, or as seen from fewer directions than features."""
+    for name, value in SEEING[request.param].items():
+        monkeypatch.setattr(private, name, value)
+    return request.param
+
+
+@pytest.fixture(scope="module", params=SEEING)
+def rehearsed(request):
+    with mock.patch.dict(vars(private), SEEING[request.param]):
+        found = Rehearsal(fedcref(SPEC, max_iter=2))
+    found.seen = request.param
+    return found
 
 
 @pytest.fixture
@@ -246,8 +265,10 @@ def rehearsal(rehearsed, monkeypatch):
 
 
 def test_the_rehearsal_has_all_stages(rehearsal):
-    stages = {stage_of(request) for _, request, _ in rehearsal.heard}
-    assert {stage.name for stage in RELEASES} <= stages
+    stages = [stage_of(request) for name, request, _ in rehearsal.heard if name == "bob"]
+    assert {stage.name for stage in RELEASES} <= set(stages)
+    looking = [noisy.PROJECT.name, noisy.MOMENTS.name, noisy.PROJECT.name]
+    assert stages[: stages.index("synopsis/micro")] == looking * (rehearsal.seen != "few features")
 
 
 @pytest.mark.parametrize("name", OTHER_RECORDS)
@@ -421,11 +442,61 @@ def test_a_stage_that_is_not_additive_cannot_be_asked_for_a_sum(rehearsal):
         asked_for_a_sum(client, noisy.PROJECT, 0, directions=np.eye(4))
 
 
+def test_a_sum_of_moments_is_for_clients_who_see_records_from_the_same_directions():
+    spec = replace(MASKED, min_survivors=3)
+    client = private_client(PrivateFedCRefClient, records(), spec, summand=PlainSummand(3))
+    asked(client, noisy.PROJECT, 0, directions=np.eye(4)[:3])
+    with pytest.raises(ProtocolError, match="must name the directions"):
+        asked_for_a_sum(client, noisy.MOMENTS, 1, share=0.1)
+    others = noisy.digest((), np.eye(4)[1:])
+    with pytest.raises(ProtocolError, match="names other directions"):
+        asked_for_a_sum(client, noisy.MOMENTS_OF, 1, share=0.1, made_by=others)
+    assert client.releases.anchor.rows == 0
+    asked_for_a_sum(client, noisy.MOMENTS_OF, 1, share=0.1, made_by=noisy.digest((), np.eye(4)[:3]))
+    assert client.releases.anchor.rows == 1
+
+
+def test_other_directions_are_taken_only_after_moments_that_were_paid_for():
+    client = private_client(PrivateFedCRefClient, records(), SPEC)
+    with pytest.raises(ProtocolError, match="'directions'"):
+        asked(client, noisy.PROJECT, 0, directions=np.eye(5))
+    asked(client, noisy.PROJECT, 0, directions=np.eye(4))
+    with pytest.raises(ProtocolError, match="may not be asked after"):
+        asked(client, noisy.PROJECT, 1, directions=np.eye(4))
+    asked(client, noisy.MOMENTS, 1, share=0.1)
+    asked(client, noisy.PROJECT, 2, directions=np.eye(4)[:2])
+    assert client.X.shape == (60, 2) and client.records.shape == (60, 4)
+
+
+def test_many_features_are_seen_where_the_records_differ(monkeypatch):
+    silence(monkeypatch)
+    rng = np.random.default_rng(3)
+    lines = np.linalg.qr(rng.normal(size=(300, 4)))[0].T
+    federation = {
+        name: np.clip(
+            0.5 + 2 * lines[rng.integers(4, size=90)] + rng.normal(0, 0.01, (90, 300)), 0, 1
+        )
+        for name in ("ada", "bob", "cy")
+    }
+    spec = replace(SPEC, ranges=[(0, 1)] * 300, public_size=90)
+    found = []
+    looked = private.principal_directions
+    monkeypatch.setattr(
+        private, "principal_directions", lambda *given: found.append(looked(*given)) or found[0]
+    )
+    quietly(fedcref(spec, n_local_clusters=4).fit, federation)
+    [seen] = found
+    assert seen.shape == (private.DIRECTIONS, 300)
+    # All but a little of every line is seen; of a line of chance, a 25th part.
+    basis = np.linalg.qr(seen.T)[0]
+    assert (np.linalg.norm(lines @ basis, axis=1) > 0.8).all()
+
+
 # With differential privacy: what it costs.
 
 
 @pytest.mark.parametrize("spec", [SPEC, MASKED, ENCRYPTED], ids=["local", "masking", "ckks"])
-def test_every_release_is_in_the_ledger_before_it_is_sent_and_all_are_within_the_budget(spec):
+def test_every_release_is_in_the_ledger_before_it_is_sent_and_all_are_within_the_budget(seen, spec):
     ledger = Ledger.create(None, epsilon=20.0, delta=1e-5)
     model = fedcref(spec, ledger=ledger, sampler="fast")
     charged = {}
@@ -482,10 +553,11 @@ def test_shares_of_the_budget_add_up_to_one_and_leave_room_for_one_step_more():
         assert spent(spare) + dearest <= 1 + 1e-12
 
 
-def test_the_sum_of_what_was_planned_is_what_is_spent():
+def test_the_sum_of_what_was_planned_is_what_is_spent(seen):
     model = fedcref(SPEC)
     quietly(model.fit, federation())
     planned = {release.message for release in model.plan(SPEC, n_clients=3, n_features=4).releases}
+    assert (noisy.MOMENTS.name in planned) == (seen != "few features")
     rows = {row.charge.message for row in model.ledger_.rows("ada")}
     assert {message.split(":")[0] for message in planned} >= rows
     assert math.isclose(squared_mus(model, "ada"), Limit.of(20.0, 1e-5).mu ** 2, rel_tol=1e-2)
