@@ -420,8 +420,8 @@ class FedCRef(NeuralClusterer):
     def _n_exchanges(self) -> int:
         private = self.privacy is not None and self.privacy.is_private
         settings = self._settings(private=private)
-        iterations = settings.max_iter + (0 if private else 1)
-        return 4 + iterations * (3 + settings.n_rounds)
+        first, iterations = (6, settings.max_iter) if private else (4, settings.max_iter + 1)
+        return first + iterations * (3 + settings.n_rounds)
 
     def _expected_exchanges(self, spec: PrivacySpec) -> int:
         if spec.protection == "none":
@@ -429,7 +429,8 @@ class FedCRef(NeuralClusterer):
         settings = self._settings(private=True)
         averages = settings.max_iter * settings.n_rounds
         keys = 1 if spec.protection == "ckks" else 0
-        return keys + self._n_exchanges() + (averages + 1) * spec.exchanges_per_sum
+        # With many features moments are a sum, too, and means are always one.
+        return keys + self._n_exchanges() + (averages + 2) * spec.exchanges_per_sum
 
     def _checked(self, found: Clustering) -> Clustering:
         if not len(found.centers):

@@ -4,8 +4,9 @@ What a record's neighbours are must not decide where it belongs, or else one rec
 others to other clusters, and noise on a cluster's model would hide nothing. So every assignment
 here is a function of one record and of values that were released before:
 
-- the start: a noisy synopsis of each client's records, seen in a few directions that chance has
-  chosen, and clustered by the server; noise is spread over as many numbers as there are directions;
+- the start: a noisy synopsis of each client's records, clustered by the server. There is noise in
+  every feature: many are therefore seen from a few directions, those in which all clients' records
+  lie most by their noisy moments;
 - models: autoencoders trained by DP-SGD, each on the records of its cluster, at a public rate that
   follows from the cluster's noisy count;
 - scores: noisy numbers of records that a model is close for, relative to the own model's error of

@@ -16,7 +16,11 @@ _TO_CLIENTS = {
     "masking/confirm": ("request", "which clients have survived"),
     "masking/unmask": ("request", "which clients' masks to open, and signatures"),
     "ckks/take": ("key", "the key holder's public key"),
-    "fedcref/project": ("request", "random directions to see records from"),
+    "fedcref/project": (
+        "released",
+        "directions to see records from: at first none in particular, then those that were found "
+        "in the clients' noisy moments",
+    ),
     "fedcref/noisy_scores": ("released", "all other clients' local models, as released"),
     "fedcref/scores": ("released", "all other clients' local models"),
     "fedcref/noisy_local": ("request", "random weights to start from"),
