@@ -28,6 +28,7 @@ benchmark: $(VENV)/installed
 	$(BIN)/python benchmarks/masking.py
 	$(BIN)/python benchmarks/ckks.py
 	$(BIN)/python benchmarks/networks.py
+	$(BIN)/python benchmarks/noisy_networks.py
 	$(BIN)/python benchmarks/audit.py
 	$(BIN)/python benchmarks/attacks.py
 	$(BIN)/python benchmarks/sweep.py

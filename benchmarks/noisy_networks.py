@@ -6,8 +6,8 @@
 The federations of `networks.py`, at epsilon 8 and 2. There are no bars for what is found, but
 controls. FedCRef: clusters are those of the noisy start, or become what they are by each client's
 noisy training alone; a client that trains alone may spend on it what groups and their scores would
-have cost. DeepFeCA: the same network before it was trained. Every claim is worked out anew from
-the ledger.
+have cost. DeepFeCA: the same network before it was trained, and trained on pseudo-labels at the
+wrong records. Every claim is worked out anew from the ledger.
 
 Figures are means and standard deviations over seeds from 20 on, which nothing was tuned on. Noise
 is never seeded. On two cores all takes about three quarters of an hour.
@@ -50,6 +50,7 @@ from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.neural import NeuralClusterer
 from secure_fedclust.protocols import fedcref_private
 from secure_fedclust.protocols.client import Client
+from secure_fedclust.protocols.deepfeca_private import PrivateDeepFeCAClient
 from secure_fedclust.protocols.fedcref_client import PrivateFedCRefClient
 
 FIRST_SEED = 20
@@ -123,6 +124,7 @@ ROUND_0 = [
     for epsilon in (None, *EPSILONS)
     for protection in (PROTECTIONS if epsilon else ("none",))
 ]
+SHUFFLED = [Noise(epsilon, "none", ", shuffled labels") for epsilon in EPSILONS]
 
 
 class WatchedClient(PrivateFedCRefClient):
@@ -211,15 +213,30 @@ def noisy_figures(model: FedCRef, images: Images) -> Figures:
     }
 
 
+class ShuffledClient(PrivateDeepFeCAClient):
+    """Trains on the right pseudo-labels at the wrong records."""
+
+    def _labels(self, centers: Floats) -> Ints:
+        return np.random.default_rng(self._seed).permutation(super()._labels(centers))
+
+
+class ShuffledDeepFeCA(DeepFeCA):
+    """DeepFeCA whose pseudo-labels say nothing about the records."""
+
+    _private_class: ClassVar[Any] = ShuffledClient
+
+
 def deepfeca_part(options: Options) -> Part:
     """What features and clusters are left of DeepFeCA."""
     X = fashion(options.data_dir)[0]
     rows, checked = [], []
-    for noise in tqdm([Noise(), *NOISES, *ROUND_0], "DeepFeCA with noise", leave=False):
+    jobs = [(DeepFeCA, noise) for noise in (Noise(), *NOISES, *ROUND_0)]
+    jobs += [(ShuffledDeepFeCA, noise) for noise in SHUFFLED]
+    for kind, noise in tqdm(jobs, "DeepFeCA with noise", leave=False):
         runs: list[Figures] = []
         for seed in options.numbers:
             parts = fashion_parts(options.data_dir, "IID", seed)
-            model = DeepFeCA(N_CLASSES)
+            model = kind(N_CLASSES)
             noise.applied(model, math.sqrt(X.shape[1]), len(X) // 10)
             seconds = fitted(model, [X[part] for part in parts], seed)
             figures = deepfeca_figures(model, parts, options.data_dir)

@@ -221,6 +221,73 @@ def test_networks_says_where_it_looked_for_data_and_returns_2(module, tmp_path, 
     assert capsys.readouterr().err.count(str(tmp_path)) == 3
 
 
+def test_noisy_networks_says_where_it_looked_for_data_and_returns_2(module, tmp_path, capsys):
+    assert module("noisy_networks").main(["--data-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count(str(tmp_path)) == 2
+
+
+@pytest.fixture
+def corners():
+    rng = np.random.default_rng(0)
+    truth = [rng.integers(2, size=400) for _ in range(2)]
+    return truth, [np.eye(14)[own] + 0.05 * rng.random((400, 14)) for own in truth]
+
+
+def test_noisy_networks_controls_link_nothing_and_train_alone_with_the_budget_of_groups(
+    module, corners
+):
+    noisy = module("noisy_networks")
+    truth, clients = corners
+    images = noisy.Images(clients, truth)
+    trained, shares = {}, {}
+    for noise in (noisy.NOISES[0], *noisy.ALONE[:2]):
+        noise = replace(noise, epsilon=100.0)
+        small = {"hidden": (3,), "start_epochs": 1, "theta": 1e6}
+        model = noisy.WatchedFedCRef(2, **small)
+        noise.applied(model, 2.0, 400, n_rounds=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with noisy.mock.patch.dict(vars(noisy.fedcref_private), noise.parts):
+                noisy.fitted(model, clients, 0)
+        # With so little noise both corners are found at the start, whatever training makes of them.
+        assert images.accuracy(model.first_clusters(images, 0)) == 1
+        assert (noisy.noisy_figures(model, images)["in groups %"] == 0) == bool(noise.remark)
+        rows = [row.charge for row in model.ledger_.rows("client 0")]
+        [local] = [row for row in rows if row.message == "fedcref/noisy_local"]
+        trained[str(noise)] = local.mu**2
+        shares[str(noise)] = {row.message for row in rows}
+    linked, alone, all_of_it = trained.values()
+    assert linked == pytest.approx(alone, rel=1e-3)
+    assert all_of_it == pytest.approx(alone * 0.91 / 0.35, rel=1e-3)
+    assert ["fedcref/noisy_group" in messages for messages in shares.values()] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_noisy_networks_shuffled_control_has_the_same_labels_at_other_records(
+    module, monkeypatch, corners
+):
+    noisy = module("noisy_networks")
+    given = []
+
+    def remember(model, X, labels, *_, **__):
+        given.append(labels)
+
+    monkeypatch.setattr("secure_fedclust.privacy.dpsgd.train", remember)
+    clients = corners[1]
+    for kind in (noisy.DeepFeCA, noisy.ShuffledDeepFeCA):
+        model = kind(2, hidden=(4,), n_features_out=3)
+        noisy.Noise(100.0).applied(model, 2.0, 400)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            noisy.fitted(model, clients, 0)
+    right, wrong = given[0], given[len(clients)]
+    corner = corners[0][0]
+    assert len(set(zip(corner, right, strict=True))) < len(set(zip(corner, wrong, strict=True)))
+
+
 def test_networks_counts_wrong_links_isolated_clusters_and_classes(module):
     networks = module("networks")
     classes = [np.array([0, 0, 1, 1]), np.array([0, 0, 2, 2]), np.array([1, 1, 2, 2])]
