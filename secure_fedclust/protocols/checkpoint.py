@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Results = dict[str, dict[str, Any]]
 """What a step came to: for each client, or whatever else there is one of each, named values."""
 
-_FORMAT = "secure_fedclust checkpoint 1"
+_FORMAT = "secure_fedclust checkpoint 2"
 _UNREADABLE = (
     *(OSError, ValueError, TypeError, LookupError, AttributeError, EOFError),
     *(BadZipFile, NotImplementedError, RuntimeError, struct.error, zlib.error),

@@ -46,6 +46,9 @@ DIRECTIONS = 12
 MOST_SEEN = 256
 """Features whose moments are looked at to find these; of more, as many random mixtures."""
 
+MOST_LOOKS = 8
+"""Looking is free: once at features, once from the directions found, and again after a crash."""
+
 MAX_PARAMETERS = 1 << 22
 
 MAX_LOCAL = 20
@@ -114,7 +117,7 @@ NOISY_MEANS = private_stage(
 )
 
 
-_KEPT = ("directions", "models", "sizes", "groups", "labels")
+_KEPT = ("directions", "looks", "models", "sizes", "groups", "labels")
 
 
 class PrivateFedCRefClient(SynopsisClient):
@@ -138,7 +141,7 @@ class PrivateFedCRefClient(SynopsisClient):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.records = self.X
-        self.directions = np.zeros((0, 0))
+        self.directions, self.looks = np.zeros((0, 0)), 0
         self.models = np.zeros((0, 0))
         self.sizes = np.zeros(0)
         self.groups = np.zeros(0, dtype=np.int64)
@@ -155,15 +158,19 @@ class PrivateFedCRefClient(SynopsisClient):
     def restore(self, state: Mapping[str, Any]) -> None:
         for name in _KEPT:
             setattr(self, name, state[name])
+        self.looks = int(self.looks)
         self.held = Held(*(state[f"held {name}"] for name in ("weights", "shares", "groups")))
         if len(state["hidden"]):
             self.shape = Autoencoder(self.records.shape[1], tuple(map(int, state["hidden"])))
         elif len(self.directions):
             self._look()
 
-    @answers(PROJECT, after=(None, MOMENTS, MOMENTS_OF))
+    # A client that was lost in the sum of moments, or is resumed, has only looked.
+    @answers(PROJECT, after=(None, PROJECT, MOMENTS, MOMENTS_OF))
     def project(self, directions: Floats) -> dict[str, Any]:
-        self.directions = directions
+        if self.looks >= MOST_LOOKS:
+            raise ProtocolError(f"look {self.looks + 1}: at most {MOST_LOOKS} in a run")
+        self.directions, self.looks = directions, self.looks + 1
         self._look()
         return self._anchor()
 
@@ -185,6 +192,8 @@ class PrivateFedCRefClient(SynopsisClient):
 
     @answers(CELLS, after=(None, PROJECT))
     def cells(self, **request: Any) -> dict[str, Any]:
+        if self._n_clients is not None:
+            raise ProtocolError("cells of what is seen are not added up")
         return super().cells(**request)
 
     @answers(BEGIN, after=(MICRO, CELLS))

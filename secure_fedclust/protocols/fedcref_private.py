@@ -70,6 +70,9 @@ from secure_fedclust.protocols.session import Session
 SYNOPSIS_ROUNDS = 3
 N_INIT = 10
 
+MOST_NUMBERS = 1 << 22
+"""In a message that says how to look at records."""
+
 START_SHARE, MEANS_SHARE = 0.45, 0.05
 SEEING_PART = 0.25
 """Of what the start has, for the directions that many features are seen from."""
@@ -163,6 +166,11 @@ def run_private(
     return clustering(shape, found, groups, models, held, history, domain.leave(means))
 
 
+def n_seen(n_features: int) -> int:
+    """Features, or mixtures of them, whose moments are looked at: as many as there is room for."""
+    return min(n_features, MOST_SEEN, MOST_NUMBERS // n_features)
+
+
 def principal_directions(session: Session, share: float, rng: np.random.Generator) -> Floats:
     """Directions in which all clients' records lie most, by their noisy moments.
 
@@ -171,18 +179,17 @@ def principal_directions(session: Session, share: float, rng: np.random.Generato
     """
     n_features = session.domain.n_features
     first = np.eye(n_features)
-    if n_features > MOST_SEEN:
-        first = np.linalg.qr(rng.normal(size=(n_features, MOST_SEEN)))[0].T
-    made_by = digest((), first)
+    if (n := n_seen(n_features)) < n_features:
+        first = np.linalg.qr(rng.normal(size=(n_features, n)))[0].T
+    session.n_features, session.region = n, FeatureSpace(n, digest((), first))
 
     def found() -> Results:
         session.ask_all(PROJECT, directions=first)
         mean, covariance = ask_moments(session, share)
-        return {"moments": {"squares": covariance + np.outer(mean, mean)}}
+        _, axes = np.linalg.eigh(covariance + np.outer(mean, mean))
+        return {"moments": {"directions": axes[:, -DIRECTIONS:].T @ first}}
 
-    session.n_features, session.region = len(first), FeatureSpace(len(first), made_by)
-    squares = session.once(found)["moments"]["squares"]
-    return np.asarray(np.linalg.eigh(squares)[1][:, -DIRECTIONS:].T @ first)
+    return np.asarray(session.once(found)["moments"]["directions"])
 
 
 def _start(
@@ -197,7 +204,11 @@ def _start(
     chance = rng.spawn(1)[0]
     if n_features > DIRECTIONS:
         seen = principal_directions(session, SEEING_PART * share, rng)
-        session.ask_once(PROJECT, {client: {"directions": seen} for client in session.clients})
+        requests = {client: {"directions": seen} for client in session.clients}
+        # Who has not heard of them sees records otherwise, and would answer for nothing.
+        n_local_clusters = {
+            client: n_local_clusters[client] for client in session.ask_once(PROJECT, requests)
+        }
         session.n_features, session.region = len(seen), FeatureSpace(len(seen))
         share *= 1 - SEEING_PART
 
@@ -439,7 +450,7 @@ def _planned_start(
     seeing, n_features = 0.0, domain.n_features
     releases = []
     if n_features > DIRECTIONS:
-        seeing, size = SEEING_PART * share, moments_size(min(n_features, MOST_SEEN))
+        seeing, size = SEEING_PART * share, moments_size(n_seen(n_features))
         summed = spec.protection != "none"
         releases.append(PlannedRelease(MOMENTS.name, 1, seeing, size, summed=summed))
         domain = FeatureSpace(DIRECTIONS).domain

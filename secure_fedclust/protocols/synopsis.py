@@ -162,7 +162,8 @@ def collect(
     ----------
     session : Session
     n_clusters : mapping of client to int
-        How many clusters the summary of each client should tell apart.
+        How many clusters the summary of each client should tell apart; above two features others
+        are not asked.
     n_rounds : int
         Rounds with micro-clusters, above two features.
     cells : int
@@ -176,7 +177,7 @@ def collect(
         query = CellSums(centers, radius, 1.0, SQUARE_WEIGHT)
         found = ask_each(session, query, share)
         return Synopsis(found, dict.fromkeys(found, radius), domain, shared=True)
-    n_micro = {client: MICRO_FACTOR * n_clusters[client] for client in session.clients}
+    n_micro = {client: MICRO_FACTOR * n for client, n in n_clusters.items()}
 
     def read(_: str, reply: Values) -> tuple[Cells, float]:
         radius = min(reply["radius"], 2 * RADIUS_FACTOR * domain.bound)

@@ -229,7 +229,7 @@ def check_resumed(name, tmp_path, after, whole_rows):
 def test_a_private_run_killed_anywhere_is_resumed_within_its_budget(name, tmp_path, clear):
     whole, replies = private_run(name, tmp_path / "w", new_ledger(tmp_path / "l", SPEC_OF(name)))
     rows = len(whole.ledger_.rows("ada"))
-    step = 4 if PRIVATE[name][1].protection == "none" else 11
+    step = 4 if PRIVATE[name][1].protection == "none" else 7
     for after in range(2, replies + 1, step):
         check_resumed(name, tmp_path, after, rows)
 

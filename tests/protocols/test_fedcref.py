@@ -456,16 +456,42 @@ def test_a_sum_of_moments_is_for_clients_who_see_records_from_the_same_direction
     assert client.releases.anchor.rows == 1
 
 
-def test_other_directions_are_taken_only_after_moments_that_were_paid_for():
+def test_looking_is_free_for_records_of_so_many_features_and_not_without_end():
     client = private_client(PrivateFedCRefClient, records(), SPEC)
     with pytest.raises(ProtocolError, match="'directions'"):
         asked(client, noisy.PROJECT, 0, directions=np.eye(5))
     asked(client, noisy.PROJECT, 0, directions=np.eye(4))
-    with pytest.raises(ProtocolError, match="may not be asked after"):
-        asked(client, noisy.PROJECT, 1, directions=np.eye(4))
     asked(client, noisy.MOMENTS, 1, share=0.1)
-    asked(client, noisy.PROJECT, 2, directions=np.eye(4)[:2])
+    for look in range(1, noisy.MOST_LOOKS):
+        asked(client, noisy.PROJECT, 1 + look, directions=np.eye(4)[:2])
     assert client.X.shape == (60, 2) and client.records.shape == (60, 4)
+    assert client.releases.anchor.rows == 1
+    with pytest.raises(ProtocolError, match="at most 8"):
+        asked(client, noisy.PROJECT, 20, directions=np.eye(4))
+
+
+def test_cells_of_what_is_seen_are_no_question_for_a_sum():
+    """Or others could be told to see nothing, and the sum be about one client alone."""
+    spec = replace(MASKED, min_survivors=3)
+    client = private_client(PrivateFedCRefClient, records(), spec, summand=PlainSummand(3))
+    asked(client, noisy.PROJECT, 0, directions=np.eye(4)[:3])
+    cells = {"centers": np.zeros((1, 3)), "radius": 1.0, "count_weight": 1.0, "square_weight": 0.0}
+    with pytest.raises(ProtocolError, match="not added up"):
+        asked_for_a_sum(client, noisy.CELLS, 1, share=0.1, **cells)
+    assert client.releases.anchor.rows == 0
+
+
+@pytest.mark.parametrize("exchange", range(1, 6))
+def test_a_message_lost_in_the_sum_of_moments_loses_nobody_for_good(monkeypatch, exchange):
+    monkeypatch.setattr(private, "DIRECTIONS", 3)
+    model = fedcref(replace(MASKED, min_survivors=3), n_rounds=1)
+    names = ("ada", "bob", "cy", "dee")
+    quietly(model.fit, federation(names=names), faults=[Fault("bob", exchange, "drop")])
+    assert [x.stage for x in model.result_.history][:2] == [noisy.PROJECT.name, "masking/advertise"]
+    asked_for = {x.stage: "bob" in x.asked for x in model.result_.history}
+    lost = model.result_.history[exchange].stage == noisy.PROJECT.name
+    assert asked_for["synopsis/micro"] == asked_for[NOISY_LOCAL.name] == (not lost)
+    assert not any(x.rejected for x in model.result_.history)
 
 
 def test_many_features_are_seen_where_the_records_differ(monkeypatch):
