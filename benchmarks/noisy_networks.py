@@ -26,6 +26,7 @@ from _claims import Claim, rates
 from _images import (
     N_CLASSES,
     PER_CLASS,
+    SIDE,
     Images,
     dirty_labels,
     fashion,
@@ -59,8 +60,8 @@ DELTA = 1e-5
 EPSILONS = (8.0, 2.0)
 PROTECTIONS = ("none", "masking")
 NOISY_ROUNDS = 3
-NOISY_BOUND = 8.0
-"""No image of 14x14 is longer, and that is no secret."""
+NOISY_BOUND = float(SIDE)
+"""No image of so many pixels a side, from 0 to 1 each, can be longer."""
 
 
 @dataclass(frozen=True)
