@@ -308,7 +308,9 @@ class Schema:
         return sizes
 
 
-Form = Literal["plain", "noisy", "masked", "encrypted", "sealed", "key", "share", "opened"]
+Form = Literal[
+    "plain", "noisy", "masked", "encrypted", "sealed", "key", "share", "opened", "receipt"
+]
 """What a reply is to whoever sees it: as computed, with noise, under masks, encrypted for a key
 holder, encrypted for another client, a public key, a share of a key that opens a sum, or a sum."""
 

@@ -110,6 +110,7 @@ MEANING = {
     "key": "public keys, hashes or signatures",
     "share": "parts of keys that open a sum",
     "opened": "sums over clients that the key holder opens, noise inside",
+    "receipt": "that something was heard, and where the client's ledger stands",
 }
 """Forms of what a party saw, in words."""
 

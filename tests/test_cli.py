@@ -1,4 +1,5 @@
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -300,3 +301,52 @@ def test_masking_without_privacy_is_configured_and_labelled(masked_config, capsy
     masked_config.write_text(text[:start] + 'none = "public data"\n' + text[end:])
     assert main(["run", str(masked_config)]) == 0
     assert "NO DP CLAIM: sums over clients are exact" in capsys.readouterr().out
+
+
+PRIVATE_NETWORKS = """
+algorithm = "DeepFeCA"
+[parameters]
+n_clusters = 2
+hidden = [3]
+n_features_out = 3
+local_epochs = 1
+[privacy]
+epsilon = 8.0
+delta = 1e-5
+ranges = [[0, 100], [0, 50]]
+public_size = 40
+[data]
+source = "sites.csv"
+client_column = "site"
+columns = ["age", "bmi"]
+"""
+
+
+def test_a_run_with_a_checkpoint_is_gone_on_with_by_the_same_command(
+    config, tmp_path, capsys, monkeypatch
+):
+    pytest.importorskip("torch")
+    config.write_text(PRIVATE_NETWORKS)
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    command = ["run", str(config), "--out", str(out), "--checkpoint", str(kept)]
+    with monkeypatch.context() as cut, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+
+        def interrupt(self, what, done, total):
+            if done > 8:
+                raise KeyboardInterrupt
+
+        cut.setattr("secure_fedclust.commands.printing.ProgressBar.show", interrupt)
+        assert main(command) == 130
+    assert kept.joinpath("run.json").exists() and not out.joinpath("result.json").exists()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert main(command) == 0
+    assert "epsilon=8" in capsys.readouterr().out
+    made_by = json.loads(out.joinpath("run.json").read_text())["command"]
+    assert made_by.endswith(f"--checkpoint {kept}")
+
+
+def test_a_checkpoint_is_for_systems_that_take_long(config, tmp_path, capsys):
+    assert main(["run", str(config), "--checkpoint", str(tmp_path / "kept")]) == 2
+    assert "FKM is over in seconds" in capsys.readouterr().err

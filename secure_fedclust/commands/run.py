@@ -45,6 +45,13 @@ def add(commands: Any, output: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also write every record's label, which is not private, to DIR/labels",
     )
+    run.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="folder that keeps a run of FedCRef or DeepFeCA while it goes on, clients' labels "
+        "included: the same command goes on where a killed run was",
+    )
     run.set_defaults(command=_run)
 
     plan = commands.add_parser(
@@ -96,7 +103,11 @@ def _run(arguments: argparse.Namespace) -> None:
         _give_ledger(model, arguments.out / "ledger.sqlite")
     name = type(model).__name__
     with ProgressBar(arguments.quiet) as bar:
-        model.fit(config.clients, on_progress=lambda done, total: bar.show(name, done, total))
+        model.fit(
+            config.clients,
+            on_progress=lambda done, total: bar.show(name, done, total),
+            checkpoint=arguments.checkpoint,
+        )
     result = model.result_
     row = {
         "system": name,
@@ -149,6 +160,8 @@ def _note_run(arguments: argparse.Namespace, model: "FederatedClusterer") -> Non
         command += ["--data-dir", str(arguments.data_dir)]
     if arguments.labels:
         command.append("--labels")
+    if arguments.checkpoint is not None:
+        command += ["--checkpoint", str(arguments.checkpoint)]
     ledger = None if model.ledger is None else Path(model.ledger).absolute()
     if ledger == (arguments.out / LEDGER).absolute():
         ledger = None

@@ -83,11 +83,11 @@ SEE = stage(
     "deepfeca/see",
     request=NETWORK,
     reply=ANCHOR,
-    form="key",
+    form="receipt",
 )
 """Hands over a network; the reply says nothing about records."""
 
-WHITEN = stage("deepfeca/whiten", request=WHITENING, reply=ANCHOR, form="key")
+WHITEN = stage("deepfeca/whiten", request=WHITENING, reply=ANCHOR, form="receipt")
 
 NOISY_TRAIN = stage(
     "deepfeca/noisy_train",

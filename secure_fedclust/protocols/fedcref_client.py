@@ -61,7 +61,7 @@ PROJECT = stage(
     "fedcref/project",
     request={"directions": Array(("directions", "inputs"), largest=1)},
     reply=ANCHOR,
-    form="key",
+    form="receipt",
 )
 """Says how to look at records; the reply says nothing about them."""
 
@@ -76,7 +76,7 @@ BEGIN = stage(
         **SHAPE,
     },
     reply=ANCHOR,
-    form="key",
+    form="receipt",
 )
 """Hands over the clusters to begin with, found in what the client has released."""
 

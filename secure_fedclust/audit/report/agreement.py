@@ -21,9 +21,9 @@ NO_CLAIM = "NO DP CLAIM"
 _EDITED = "one of the two was edited"
 _IN_SUMS = ("masked", "encrypted")
 _FORMS = {
-    "none": {"plain", "noisy"},
-    "masking": {"plain", "noisy", "masked", "sealed", "key", "share"},
-    "ckks": {"plain", "noisy", "encrypted", "key", "opened"},
+    "none": {"plain", "noisy", "receipt"},
+    "masking": {"plain", "noisy", "receipt", "masked", "sealed", "key", "share"},
+    "ckks": {"plain", "noisy", "receipt", "encrypted", "key", "opened"},
 }
 _CLOSE = 1e-6
 _HASH = re.compile("[0-9a-f]{64}")
