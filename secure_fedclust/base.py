@@ -6,6 +6,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -154,30 +155,31 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             journal = self._journal(checkpoint, spec, clients)
             seed = int(rng.integers(2**63)) if journal.seed is None else journal.seed
             rng = generator(seed)
-        run = open_run(
-            clients,
-            spec=spec,
-            client_class=self._client_for(spec),
-            rng=rng,
-            ledger=self.ledger,
-            sampler=self.sampler,
-            client_column=client_column,
-            person_column=person_column,
-            on_progress=on_progress,
-            faults=faults,
-            n_exchanges=self._expected_exchanges(spec),
-            experiment=self._unproved() is not None,
-            prepare=partial(self._prepare, journal),
-            resumed=None if journal is None else journal.run,
-        )
-        if journal is not None:
-            journal.begin(seed, run.session.run, run.session.clients)
-            run.session.run, run.session.journal = str(journal.run), journal
-        if spec.is_private:
-            clustering = self._fit_private(run, rng)
-        else:
-            clustering = self._run(run.session, rng)
-        self._keep_run(clustering, run, time.perf_counter() - started)
+        with nullcontext() if journal is None else journal:
+            run = open_run(
+                clients,
+                spec=spec,
+                client_class=self._client_for(spec),
+                rng=rng,
+                ledger=self.ledger,
+                sampler=self.sampler,
+                client_column=client_column,
+                person_column=person_column,
+                on_progress=on_progress,
+                faults=faults,
+                n_exchanges=self._expected_exchanges(spec),
+                experiment=self._unproved() is not None,
+                prepare=partial(self._prepare, journal),
+                resumed=None if journal is None else journal.run,
+            )
+            if journal is not None:
+                journal.begin(seed, run.session.run, run.session.clients)
+                run.session.run, run.session.journal = str(journal.run), journal
+            if spec.is_private:
+                clustering = self._fit_private(run, rng)
+            else:
+                clustering = self._run(run.session, rng)
+            self._keep_run(clustering, run, time.perf_counter() - started)
         self._warn_few()
         return self
 
@@ -227,6 +229,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             feasibility=feasibility,
             spec=spec,
             fallback=fallback(spec, limit, max(0.0, 1 - summed), summed),
+            n_records=n_records,
         )
 
     def audit(

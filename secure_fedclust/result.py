@@ -219,8 +219,9 @@ class FedClustResult:
     sums : tuple of OpenedSum
         Where a protection is used: the sums over clients that the server has seen.
     costs : mapping
-        The run's mu, as planned by the releases: ``local`` in what the server saw of each client,
-        ``sums`` in sums whose noise is shared; squares add up. Empty without a protection.
+        The run's mu, as asked for, or as charged where that is more: ``local`` in what the server
+        saw of each client, ``sums`` in sums whose noise is shared; squares add up. Empty without a
+        protection.
     fallback : str or None
         What is left of the guarantee if fewer clients were honest than it assumes.
     networks : mapping of name to array, or None

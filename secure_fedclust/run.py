@@ -14,7 +14,7 @@ from secure_fedclust.errors import ParameterError, PrivacyWarning
 from secure_fedclust.parameters import check_choice
 from secure_fedclust.privacy.accounting import Limit, epsilon_of
 from secure_fedclust.privacy.grid import most_records
-from secure_fedclust.privacy.ledger import Ledger, Quorum
+from secure_fedclust.privacy.ledger import IN_A_SUM, Ledger, Quorum
 from secure_fedclust.privacy.mechanism import SamplerName
 from secure_fedclust.privacy.plan import ALSO_SEEN, fallback
 from secure_fedclust.privacy.release import ExactSums, Releases
@@ -119,11 +119,10 @@ class Run:
         session = self.session
         if not session.spec.is_private or session.spec.protection == "none":
             return {}
-        mu = session.limit.mu
-        local = max(session.shares[c] - session.sum_shares[c] for c in session.clients)
+        local, sums = self._shares()
         return {
-            "local": mu * math.sqrt(max(local, 0.0)),
-            "sums": mu * math.sqrt(max(session.sum_shares.values())),
+            "local": session.limit.mu * math.sqrt(local),
+            "sums": session.limit.mu * math.sqrt(sums),
         }
 
     def fallback(self) -> str | None:
@@ -131,9 +130,27 @@ class Run:
         session = self.session
         if not self.costs():
             return None
-        sums = max(session.sum_shares.values())
+        return fallback(session.spec, session.limit, *self._shares())
+
+    def _shares(self) -> tuple[float, float]:
+        """Shares of mu squared in answers of single clients and in sums; the largest of each.
+
+        As asked for, or more where the ledger has more: what was cut off and drawn again.
+        """
+        session, limit = self.session, self.session.limit
         local = max(session.shares[c] - session.sum_shares[c] for c in session.clients)
-        return fallback(session.spec, session.limit, max(local, 0.0), sums)
+        sums = max(session.sum_shares.values())
+        if self.ledger is not None:
+            for client in session.clients:
+                asked = limit.mu * math.sqrt(session.shares[client])
+                if self.ledger.totals(client, session.run).mu <= asked:
+                    continue
+                paid = {True: 0.0, False: 0.0}
+                for charge in (row.charge for row in self.ledger.rows(client)):
+                    if charge.run == session.run:
+                        paid[charge.message.endswith(IN_A_SUM)] += (charge.mu / limit.mu) ** 2
+                local, sums = max(local, paid[False]), max(sums, paid[True])
+        return max(local, 0.0), sums
 
 
 def on_the_ledger(spec: PrivacySpec, limit: Limit, quorums: Set[Quorum]) -> str:

@@ -130,10 +130,12 @@ class Plan:
     releases : sequence of PlannedRelease
     n_clients : int
     feasibility : Feasibility or None
-        None where nobody said how many records clients hold.
+        None where nobody said how many records clients hold, or nobody knows what they must be.
     spec : PrivacySpec
     fallback : str or None
         What is left of the guarantee if fewer clients are honest than it assumes.
+    n_records : int or None
+        About how many records a client holds, if that was said.
     """
 
     guarantee: str
@@ -143,6 +145,7 @@ class Plan:
     feasibility: Feasibility | None
     spec: PrivacySpec
     fallback: str | None = None
+    n_records: int | None = None
 
     @property
     def exchanges(self) -> int:
@@ -204,11 +207,14 @@ class Plan:
     def notes(self) -> list[str]:
         """What there is to say besides the rows."""
         seconds = self.n_clients * self.draws / _DRAWS_PER_SECOND
+        unknown = "unknown; say how many records there are"
+        if self.n_records is not None:
+            unknown = "unknown; there is no rule for this system, docs/results.md has figures"
         return [
             f"total mu {self.limit.mu:.4g}; {self.exchanges} exchanges, about "
             f"{self.kilobytes_up:.3g} KB from each of {self.n_clients} clients, about "
             f"{seconds:.1g} s of secure sampling in all",
-            "feasibility: " + str(self.feasibility or "unknown; say how many records there are"),
+            f"feasibility: {self.feasibility or unknown}",
             *([] if self.fallback is None else [self.fallback]),
         ]
 

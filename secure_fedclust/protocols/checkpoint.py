@@ -11,6 +11,7 @@ are lost; that is a new release if its noise is in the sum.
 Nothing is pickled. A folder belongs to one run, with one set of parameters.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -20,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TextIO
 from zipfile import BadZipFile
 
 import numpy as np
@@ -35,6 +36,7 @@ Results = dict[str, dict[str, Any]]
 """What a step came to: for each client, or whatever else there is one of each, named values."""
 
 _FORMAT = "secure_fedclust checkpoint 2"
+_LOCK = "lock"
 _UNREADABLE = (
     *(OSError, ValueError, TypeError, LookupError, AttributeError, EOFError),
     *(BadZipFile, NotImplementedError, RuntimeError, struct.error, zlib.error),
@@ -43,7 +45,7 @@ _UNREADABLE = (
 
 
 class Journal:
-    """The server's folder.
+    """The server's folder; within ``with`` no other process can have it.
 
     Parameters
     ----------
@@ -54,20 +56,25 @@ class Journal:
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise CheckpointError(f"{folder} is a file: give a folder")
         self._steps = 0
         self._manifest = self.folder / "run.json"
         self.settings = json.loads(json.dumps({"format": _FORMAT, **settings}))
         self.seed: int | None = None
         self.run: str | None = None
+        self._locked: TextIO | None = None
         if self._manifest.exists():
             self._read_manifest()
-        elif self.folder.exists() and any(self.folder.iterdir()):
+        elif self.folder.exists() and any(each.name != _LOCK for each in self.folder.iterdir()):
             raise CheckpointError(f"{folder} holds something else: give a new or an empty folder")
         self._asked = self.folder / "asked"
-        self.asked = self._read_asked() if self._asked.exists() else -1
+        self.asked = self._read_asked()
         """Number of the last exchange that was begun."""
 
     def _read_asked(self) -> int:
+        if not self._asked.exists():
+            return -1
         try:
             return int(self._asked.read_text(encoding="utf-8"))
         except _UNREADABLE as error:
@@ -95,8 +102,13 @@ class Journal:
                 f"{self.folder} belongs to a run of the clients {', '.join(self._clients)}: give "
                 "another folder, or the same clients in the same order"
             )
-        if self.run is None:
+        try:
             self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{self.folder} cannot be made: {error.strerror}") from error
+        if self._locked is None:
+            self._lock()
+        if self.run is None:
             self.seed, self.run = seed, run
             content = {
                 "settings": self.settings,
@@ -105,6 +117,28 @@ class Journal:
                 "clients": list(clients),
             }
             replace_file(self._manifest, json.dumps(content, indent=1).encode())
+
+    def __enter__(self) -> Self:
+        if self.folder.exists():
+            self._lock()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._locked is not None:
+            self._locked.close()
+            self._locked = None
+
+    def _lock(self) -> None:
+        """Keep other processes away until this one is over, or lets go."""
+        locked = (self.folder / _LOCK).open("w", encoding="utf-8")
+        try:
+            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            locked.close()
+            raise CheckpointError(
+                f"another process is at the run in {self.folder}: wait until it is over, or end it"
+            ) from error
+        self._locked, self.asked = locked, self._read_asked()
 
     def anchors(self) -> list[tuple[int, str]]:
         """Where the clients' ledgers stood after the last step that was finished."""
@@ -140,6 +174,10 @@ class Journal:
             except _UNREADABLE as error:
                 raise CheckpointError(f"{path} cannot be read: {error}") from error
             return found
+        if later := sorted(each for each in self.folder.glob("step-*.npz") if each > path):
+            raise CheckpointError(
+                f"{path} is missing, and {later[0].name} is there: give a new folder"
+            )
         found = compute()
         content = {
             f"{place} {field}": value
@@ -221,6 +259,8 @@ def save_arrays(content: Mapping[str, Any]) -> bytes:
 
 def load_arrays(data: bytes) -> dict[str, Any]:
     """What `save_arrays` was given."""
+    if not data.startswith(b"PK"):  # numpy would advise to unpickle it
+        raise ValueError("it is no npz file")
     with np.load(BytesIO(data), allow_pickle=False) as arrays:
         return dict(arrays)
 

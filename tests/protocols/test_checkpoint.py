@@ -17,6 +17,7 @@ from secure_fedclust import (
     LedgerError,
     ParameterError,
 )
+from secure_fedclust.audit.report.folder import write_report
 from secure_fedclust.engines import InProcessEngine
 from secure_fedclust.messages import read_envelope
 from secure_fedclust.privacy import mechanism
@@ -223,6 +224,10 @@ def check_resumed(name, tmp_path, after, whole_rows):
         assert whole_rows <= len(rows) <= whole_rows + 8
         assert squared_mus(model, client) <= limit.mu**2 * (1 + 1e-9)
     model.ledger_.verify(model.result_.anchors.values())
+    # What was drawn again is in what the result says of its costs, or there would be no report.
+    (reported := tmp_path / f"report {after}").mkdir()
+    model.result_.save(reported / "result.json")
+    write_report(reported, ledger=ledger)
 
 
 @pytest.mark.parametrize("name", PRIVATE)
@@ -370,6 +375,31 @@ def test_a_folder_of_a_run_of_other_clients_is_refused(names, tmp_path):
         fit(MAKERS["FedCRef"](), tmp_path, clients=clients)
 
 
+def test_two_processes_cannot_have_a_folder_at_a_time(tmp_path):
+    folder = tmp_path / "run"
+    model, _ = fit(MAKERS["DeepFeCA"](), folder)
+    begun = Journal(folder, json.loads((folder / "run.json").read_text())["settings"])
+    with begun, pytest.raises(CheckpointError, match="another process is at the run"):
+        fit(MAKERS["DeepFeCA"](), folder)
+    same(fit(MAKERS["DeepFeCA"](), folder)[0], model)
+
+
+def test_a_step_that_is_missing_is_named(tmp_path):
+    folder = tmp_path / "run"
+    fit(MAKERS["DeepFeCA"](), folder)
+    (folder / "step-00001.npz").unlink()
+    with pytest.raises(CheckpointError, match=r"step-00001.npz is missing"):
+        fit(MAKERS["DeepFeCA"](), folder)
+
+
+def test_a_folder_that_is_none_or_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CheckpointError, match="is a file"):
+        fit(MAKERS["DeepFeCA"](), tmp_path / "file")
+    with pytest.raises(CheckpointError, match="cannot be made"):
+        fit(MAKERS["DeepFeCA"](), tmp_path / "file" / "run")
+
+
 def test_a_folder_that_holds_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("draft")
     with pytest.raises(CheckpointError, match="holds something else"):
@@ -443,7 +473,7 @@ def test_no_file_is_a_pickle_and_no_partial_file_is_left(system, tmp_path):
         elif path.suffix == ".json":
             json.loads(path.read_text())
         else:
-            assert path.name == "asked"
+            assert path.name in ("asked", "lock")
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "ä ö\t", "client 1", "x" * 200, "CON", "🙂"])
@@ -486,9 +516,9 @@ def test_a_journal_reads_back_what_a_step_came_to(tmp_path):
         participants, n_features, skipped = (), 3, 0
 
     found = {"a b": {"counts": np.arange(3), "one": 1.5, "text": "word"}, "é": {}}
-    first = Journal(tmp_path / "run", {"x": 1})
-    first.begin(7, "run", ["a b"])
-    assert first.step(Stub(), lambda: found) is found
+    with Journal(tmp_path / "run", {"x": 1}) as first:
+        first.begin(7, "run", ["a b"])
+        assert first.step(Stub(), lambda: found) is found
     again = Journal(tmp_path / "run", {"x": 1})
     read = again.step(Stub(), lambda: pytest.fail("computed again"))
     assert list(read) == list(found)

@@ -116,7 +116,8 @@ def report_of(
         "reproduce": {
             **_command(command, called),
             "noise": "Noise is not seeded: the same run again gives other centres, with the same "
-            "guarantee, and is charged anew; on a ledger whose budget is spent it is refused."
+            "guarantee, and is charged anew; on a ledger whose budget is spent it is refused. With "
+            "a checkpoint that is still there it is not run again, but read."
             if facts.spec.is_private
             else "There is no noise; with the same random_state the centres are the same.",
             "verify": _verify_command(facts),
