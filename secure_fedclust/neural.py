@@ -40,6 +40,7 @@ from secure_fedclust.result import FedClustResult
 from secure_fedclust.run import Progress, Run
 
 LARGEST_RATE = 10.0
+LARGE = 20.0
 
 _NEEDED = ("torch", "opacus", "dp_accounting")
 
@@ -81,6 +82,15 @@ class NeuralClusterer(FederatedClusterer):
             )
         finally:
             self._checkpointed = False
+
+    def _prepare(self, journal: Journal | None, name: str, client: Client) -> None:
+        super()._prepare(journal, name, client)
+        # With differential privacy records are brought into a region, and whoever is out is told.
+        if not client.spec.is_private and np.abs(client.X).max(initial=0.0) > LARGE:
+            _warn(
+                f"there are records beyond {LARGE:g}: networks learn from numbers of the order of "
+                "one; divide pixels by 255, or standardise the features"
+            )
 
     def _keep_run(self, clustering: Clustering, run: Run, seconds: float) -> None:
         super()._keep_run(clustering, run, seconds)

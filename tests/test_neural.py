@@ -168,6 +168,15 @@ def test_numbers_of_local_clusters_are_given_in_many_ways(numbers):
 # Small and awkward clients.
 
 
+@pytest.mark.parametrize("make", [fedcref, deepfeca])
+def test_pixels_up_to_255_are_warned_of(make):
+    clients = {name: 255 * X for name, X in CLIENTS.items()}
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        make().fit(clients)
+    assert any("divide pixels by 255" in str(each.message) for each in heard)
+
+
 @pytest.mark.parametrize("n", [1, 2, 5])
 @pytest.mark.parametrize("make", [quick, deepfeca], ids=["FedCRef", "DeepFeCA"])
 def test_a_client_with_fewer_records_than_a_batch_takes_part(make, n):
