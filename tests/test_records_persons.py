@@ -116,7 +116,7 @@ def test_one_person_at_two_clients_is_limited_at_each_of_them():
 
 
 def test_the_guarantee_for_a_person_is_stated_and_weaker():
-    spec = spec_of(3, epsilon=1.0)
+    spec = spec_of(3, epsilon=1.0, public_size=60)
     model = FKM(3, privacy=spec, **{**COMMON, "sampler": "secure"})
     with pytest.warns(PrivacyWarning, match="noise drowns the clusters"):
         model.fit(FRAME, client_column="site", person_column="patient")
