@@ -1,6 +1,5 @@
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -195,23 +194,3 @@ def test_importing_the_algorithms_does_not_import_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "set()"
-
-
-@pytest.mark.slow
-def test_stacking_is_several_times_faster_than_one_model_after_the_other():
-    shape = Autoencoder(196)
-    weights = models(shape, 40)
-    data = [records(200, shape, seed=i) for i in range(40)]
-    settings = {"epochs": 1, "batch_size": 32, "learning_rate": 1e-3}
-    train(shape, weights[:1], data[:1], rng=np.random.default_rng(0), **settings)
-    started = time.perf_counter()
-    train(shape, weights, data, rng=np.random.default_rng(0), **settings)
-    stacked = time.perf_counter() - started
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    started = time.perf_counter()
-    for row, X in zip(weights, data, strict=True):
-        train_alone(shape, row, X, np.random.default_rng(0), **settings)
-    alone = time.perf_counter() - started
-    torch.set_num_threads(threads)
-    assert alone > 2 * stacked
