@@ -1,23 +1,15 @@
 """What the benchmarks of systems that train networks share."""
 
 import argparse
-import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from _images import fashion
-from _table import Bar, print_bars, print_table
+from _parts import Part, print_parts
 
-from secure_fedclust import (
-    DataError,
-    DeepFeCA,
-    FederationWarning,
-    PrivacySpec,
-    PrivacyWarning,
-)
+from secure_fedclust import DeepFeCA, PrivacySpec
 from secure_fedclust.algorithms import deepfeca
 from secure_fedclust.arrays import Floats, Ints
 from secure_fedclust.metrics import normalized_mutual_info
@@ -30,8 +22,6 @@ N_LABELLED = 10
 DRAWS = 5
 
 Figures = dict[str, float]
-Table = tuple[str, Sequence[str], list[list[str]]]
-Part = tuple[list[Table], list[Bar]]
 
 
 @dataclass(frozen=True)
@@ -91,20 +81,4 @@ def run_parts(
     if unknown := set(given.part.split(",")) - set(parts):
         parser.error(f"--part {','.join(sorted(unknown))}: there are {', '.join(parts)}")
     options = Options(given.data_dir, range(first_seed, first_seed + given.seeds))
-    bars: list[Bar] = []
-    left_out = False
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PrivacyWarning)
-        warnings.simplefilter("ignore", FederationWarning)
-        for name in given.part.split(","):
-            try:
-                tables, its_bars = parts[name](options)
-            except DataError as error:
-                print(f"{name} is left out: {error}", file=sys.stderr)
-                left_out = True
-                continue
-            for title, header, rows in tables:
-                print_table(title, header, rows)
-            bars += its_bars
-    met = print_bars(bars)
-    return 1 if given.check and not met else 2 if left_out else 0
+    return print_parts(parts, given.part.split(","), options, check=given.check)

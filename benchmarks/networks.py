@@ -34,14 +34,13 @@ from _networks import (
     UNPROTECTED,
     Figures,
     Options,
-    Part,
-    Table,
     deepfeca_figures,
     fitted,
     mean_of,
     probes,
     run_parts,
 )
+from _parts import Part, Table
 from _table import Bar, in_turns, mean_sd
 from sklearn.decomposition import PCA
 from tqdm import tqdm

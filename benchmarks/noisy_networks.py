@@ -37,12 +37,11 @@ from _networks import (
     UNPROTECTED,
     Figures,
     Options,
-    Part,
-    Table,
     deepfeca_figures,
     fitted,
     run_parts,
 )
+from _parts import Part, Table
 from _table import mean_sd
 from tqdm import tqdm
 

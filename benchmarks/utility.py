@@ -15,25 +15,23 @@ import argparse
 import math
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from _table import Bar, mean_sd, print_bars, print_table
+from _parts import Part, print_parts
+from _table import Bar, mean_sd
 from scipy.spatial.distance import cdist
 from tqdm import tqdm
 
 from secure_fedclust import (
     FKM,
     GOLD,
-    DataError,
     FeCA,
-    FederationWarning,
     FedGEM,
     KFed,
     PrivacySpec,
-    PrivacyWarning,
 )
 from secure_fedclust.algorithms.baselines import central_kmeans
 from secure_fedclust.algorithms.lloyd import assign
@@ -99,8 +97,6 @@ FEDGEM = ((2, 500), (8, 500), (8, 2000))
 FEDGEM_EPSILONS = (1.0, 2.0, 4.0, 8.0)
 CALIBRATIONS = ("synopsis", "sums", "floor", "theorem9")
 FEDGEM_BARS = ((2, 500, 2.0), (8, 2000, 1.0))
-
-Part = tuple[list[tuple[str, Sequence[str], list[list[str]]]], list[Bar]]
 
 
 @dataclass(frozen=True)
@@ -458,23 +454,7 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := set(given.only.split(",")) - set(PARTS):
         parser.error(f"--only {','.join(sorted(unknown))}: there are {', '.join(PARTS)}")
     options = Options(given.data_dir, given.seeds, given.sampler)
-    bars: list[Bar] = []
-    left_out = False
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PrivacyWarning)
-        warnings.simplefilter("ignore", FederationWarning)
-        for name in given.only.split(","):
-            try:
-                tables, its_bars = PARTS[name](options)
-            except DataError as error:
-                print(f"{name} is left out: {error}", file=sys.stderr)
-                left_out = True
-                continue
-            for title, header, rows in tables:
-                print_table(title, header, rows)
-            bars += its_bars
-    met = print_bars(bars)
-    return 1 if given.check and not met else 2 if left_out else 0
+    return print_parts(PARTS, given.only.split(","), options, check=given.check)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ from secure_fedclust.run import Progress, Run
 
 LARGEST_RATE = 10.0
 LARGE = 20.0
+"""Networks have been tried on records of the order of one; beyond this a user is warned."""
 
 _NEEDED = ("torch", "opacus", "dp_accounting")
 

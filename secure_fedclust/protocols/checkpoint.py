@@ -11,7 +11,6 @@ are lost; that is a new release if its noise is in the sum.
 Nothing is pickled. A folder belongs to one run, with one set of parameters.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -130,6 +129,8 @@ class Journal:
 
     def _lock(self) -> None:
         """Keep other processes away until this one is over, or lets go."""
+        import fcntl  # not there on every system, and needed only here
+
         locked = (self.folder / _LOCK).open("w", encoding="utf-8")
         try:
             fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -126,8 +126,8 @@ class PrivateFedCRefClient(SynopsisClient):
     Privacy unit: a record of the client.
     Sensitivity: ``marks``, ``moments``, ``synopsis`` and ``sums_and_counts`` in
     docs/proofs/sensitivity.md, ``dp_sgd`` in docs/proofs/training.md.
-    Who sees it: the server; of models every other client. With a protection, the server sees the
-    rounds of groups and the means in sums only.
+    Who sees it: the server; of models every other client. With a protection, the server sees
+    moments, the rounds of groups and the means in sums only.
     """
 
     more_bounds: ClassVar[Bounds] = {
