@@ -45,14 +45,29 @@ def test_without_the_floor_the_same_noise_is_refuted():
 
 
 @pytest.mark.parametrize("adjacency", RELATIONS)
-def test_the_game_on_the_floor_finds_most_of_the_claim_and_not_more(adjacency):
+def test_scores_on_the_floor_are_worth_the_claim_and_not_more(adjacency):
     query, without, present = floor_pair(20, 1.0, adjacency)
     given = spec(adjacency)
     mu = Limit.of(*given.target()).mu
-    scores = release_once(query, without, present, given, 700)
+    trials = 700
+    scores = release_once(query, without, present, given, trials)
     found = judge(*scores, given, 0.99, attained=mu, name="game", threat="")
     assert found.verdict == "PASS"
-    assert 0.4 * 4 < found.figure <= 4
+    assert 0 < found.figure <= 4
+    # Normal with mu for a spread and its square for a distance, each to six deviations.
+    apart = scores[1].mean() - scores[0].mean()
+    assert apart == pytest.approx(mu**2, abs=6 * mu * np.sqrt(2 / trials))
+    for each in scores:
+        assert each.std() == pytest.approx(mu, rel=6 / np.sqrt(2 * trials))
+
+
+def test_a_long_game_finds_most_of_the_claim_and_not_more():
+    mu = Limit.of(*spec().target()).mu
+    rng = np.random.default_rng(1)
+    scores = (rng.normal(sign * mu**2 / 2, mu, 3000) for sign in (-1, 1))
+    found = judge(*scores, spec(), 0.99, attained=mu, name="game", threat="")
+    assert found.verdict == "PASS"
+    assert 0.6 * 4 < found.figure <= 4
     assert found.more["epsilon at least (Clopper-Pearson, any mechanism)"] < found.figure
 
 
