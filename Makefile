@@ -26,7 +26,9 @@ benchmark: $(VENV)/installed
 	$(BIN)/python benchmarks/utility.py
 	$(BIN)/python benchmarks/ledger.py
 	$(BIN)/python benchmarks/masking.py
+	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/ckks.py
+	$(BIN)/python benchmarks/deployment.py
 	$(BIN)/python benchmarks/networks.py
 	$(BIN)/python benchmarks/noisy_networks.py
 	$(BIN)/python benchmarks/audit.py

@@ -169,6 +169,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
                 faults=faults,
                 n_exchanges=self._expected_exchanges(spec),
                 experiment=self._unproved() is not None,
+                sums_only=self._in_sums_only(spec),
                 prepare=partial(self._prepare, journal),
                 resumed=None if journal is None else journal.run,
             )
@@ -300,7 +301,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         check_counts(n_features=n_features)
         return Subject(
             algorithm=type(self).__name__,
-            parameters=_plain_parameters(self),
+            parameters=plain_parameters(self),
             client_class=self._client_for(spec),
             serve=self._run_private,
             spec=spec,
@@ -311,7 +312,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
     def save(self, path: str | Path) -> None:
         """Write the fitted model as JSON, for `load_model`; labels stay out."""
         check_is_fitted(self)
-        parameters = _plain_parameters(self)
+        parameters = plain_parameters(self)
         if not isinstance(parameters["random_state"], int | None):
             parameters["random_state"] = None  # a generator's state is not kept
         privacy = None if self.privacy is None else self.privacy.to_dict()
@@ -359,7 +360,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         unproved = self._unproved() if session.spec.is_private else None
         result = FedClustResult(
             algorithm=type(self).__name__,
-            parameters=_plain_parameters(self),
+            parameters=plain_parameters(self),
             guarantee=run.guarantee(unproved),
             centers=clustering.centers,
             history=tuple(session.history),
@@ -376,6 +377,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
             fallback=run.fallback(),
             networks=clustering.networks,
             association=clustering.association,
+            federation=run.federation,
             nonprivate=NonPrivate(labels, run.clipped, run.left_out),
         )
         self._keep(result, list(session.clients), run.ledger, records)
@@ -385,7 +387,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
     ) -> None:
         result = FedClustResult(
             algorithm=type(self).__name__,
-            parameters=_plain_parameters(self),
+            parameters=plain_parameters(self),
             guarantee=released.guarantee,
             centers=clustering.centers,
             history=(),
@@ -495,6 +497,10 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
     def _sums_only(self) -> bool:
         """Whether the server needs nothing but sums over clients."""
         return False
+
+    def _in_sums_only(self, spec: PrivacySpec) -> bool:
+        """Whether clients answer nothing but as parts of sums."""
+        return spec.protection != "none" and self._sums_only()
 
     def _scale(self, domain: Domain) -> list[float] | None:
         """What features are divided by before a private run measures distances."""
@@ -643,7 +649,8 @@ def _nearest(
     return candidates[assign(X, centers[candidates])]
 
 
-def _plain_parameters(model: FederatedClusterer) -> dict[str, Any]:
+def plain_parameters(model: FederatedClusterer) -> dict[str, Any]:
+    """The parameters of a model as JSON can hold them, without what is its owner's business."""
     parameters = model._public_parameters()
     del parameters["privacy"]
     # Where a ledger lies is no business of whoever reads a result.

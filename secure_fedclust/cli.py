@@ -2,7 +2,8 @@
 
 Exit codes: 0 done, 2 a parameter or the configuration is not usable, 3 the data are not, 4 the
 clients did not answer as they should, 5 the privacy budget does not allow it, 6 the privacy ledger
-cannot be used or does not hold, 7 an audit refutes the claim.
+cannot be used or does not hold, 7 an audit refutes the claim, 8 a network cannot be trained, 9 what
+was kept of a run cannot be used, 10 the ends of a federation do not let each other in.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 
 from secure_fedclust import __version__
-from secure_fedclust.commands import audit, ledger, report, run, sweep
+from secure_fedclust.commands import audit, federation, ledger, report, run, sweep
 from secure_fedclust.errors import (
     AuditFailed,
     BudgetExceeded,
@@ -19,6 +20,7 @@ from secure_fedclust.errors import (
     DataError,
     FederationWarning,
     LedgerError,
+    NotAdmitted,
     ParameterError,
     PrivacyWarning,
     ProtocolError,
@@ -35,6 +37,7 @@ EXIT_CODES: dict[type[SecureFedClustError], int] = {
     AuditFailed: 7,
     TrainingError: 8,
     CheckpointError: 9,
+    NotAdmitted: 10,
 }
 
 
@@ -50,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         except SecureFedClustError as error:
             print(f"secure-fedclust: {error}", file=sys.stderr)
             code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+        except OSError as error:
+            where = "" if error.filename is None else f"{error.filename}: "
+            print(f"secure-fedclust: {where}{error.strerror or error}", file=sys.stderr)
+            code = EXIT_CODES[ParameterError]
         except KeyboardInterrupt:
             print("secure-fedclust: stopped; what was released stays charged", file=sys.stderr)
             code = 130
@@ -71,4 +78,5 @@ def _parser() -> argparse.ArgumentParser:
         command.add(commands, output)
     ledger.add(commands)
     report.add(commands)
+    federation.add(commands)
     return parser

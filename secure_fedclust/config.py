@@ -51,7 +51,7 @@ class RunConfig:
     def read(cls, path: str | Path, data_dir: str | Path | None = None) -> Self:
         """Read a file, its data included, or raise an error that names what to change."""
         content = read_toml(Path(path), RUN_KEYS)
-        estimator = _estimator(content, Path(path).parent)
+        estimator = model_of(content, Path(path).parent)
         clients, truth = _data(table_of(content, "data"), Path(path).parent, data_dir)
         return cls(estimator, clients, truth)
 
@@ -75,7 +75,7 @@ class PlanConfig:
     def read(cls, path: str | Path) -> Self:
         """Read a file without touching the data that it names."""
         content = read_toml(Path(path), RUN_KEYS)
-        estimator = _estimator(content, Path(path).parent)
+        estimator = model_of(content, Path(path).parent)
         data = table_of(content, "data") if "data" in content else {}
         n_clients = None
         if isinstance(data.get("source"), list):
@@ -106,7 +106,8 @@ def read_toml(path: Path, known: set[str]) -> dict[str, Any]:
     return content
 
 
-def _estimator(content: Mapping[str, Any], folder: Path) -> FederatedClusterer:
+def model_of(content: Mapping[str, Any], folder: Path) -> FederatedClusterer:
+    """The model that a file describes; paths are from its folder."""
     parameters = table_of(content, "parameters") if "parameters" in content else {}
     kind = algorithm_of(content.get("algorithm"))
     estimator = kind(privacy=_privacy(content.get("privacy")))

@@ -41,6 +41,14 @@ class CheckpointError(SecureFedClustError):
     """A checkpoint belongs to another run, or cannot be read; nothing was asked."""
 
 
+class NotAdmitted(SecureFedClustError):
+    """The ends of a federation do not let each other in: key, certificate, version, policy."""
+
+
+class PolicyRefusal(NotAdmitted):
+    """A client's policy does not allow what it was asked for; nothing was computed or charged."""
+
+
 class AuditFailed(SecureFedClustError):
     """An audit refutes the claim that it was to test."""
 

@@ -141,7 +141,8 @@ class NeuralClusterer(FederatedClusterer):
         raise ParameterError(f"{type(self).__name__} makes no synopsis of records")
 
     def _journal(self, folder: str | Path, spec: PrivacySpec, clients: Any) -> Journal:
-        if spec.is_private and not isinstance(self.ledger, str | Path):
+        charged_here = spec.is_private and not isinstance(clients, Engine)
+        if charged_here and not isinstance(self.ledger, str | Path):
             raise ParameterError(
                 "checkpoint with differential privacy needs a ledger in a file, or what a killed "
                 "run has spent would be forgotten: make one with `secure-fedclust ledger init`"
@@ -150,7 +151,7 @@ class NeuralClusterer(FederatedClusterer):
         for name in ("privacy", "ledger", "random_state"):
             del parameters[name]
         plain = {name: repr(value) for name, value in parameters.items()}
-        if spec.is_private:
+        if charged_here:
             with Ledger.open(self.ledger, read_only=True) as ledger:
                 plain["ledger"] = ledger.origin
                 journal = Journal(folder, {**_of(self, spec), **plain})
@@ -386,6 +387,7 @@ class FedCRef(NeuralClusterer):
         return one_per_client("n_local_clusters", self.n_local_clusters, clients)
 
     def _run(self, session: Session, rng: np.random.Generator) -> Clustering:
+        _n_features(session)
         return self._checked(
             fedcref.run(
                 session,
@@ -621,11 +623,7 @@ class DeepFeCA(NeuralClusterer):
         return self.privacy is not None and self.privacy.unit == "client"
 
     def _run(self, session: Session, rng: np.random.Generator) -> Clustering:
-        if session.n_features is None:
-            raise ParameterError(
-                "the number of features is not known beforehand: pass records, or ranges"
-            )
-        settings = self._settings(session.n_features, private=False)
+        settings = self._settings(_n_features(session), private=False)
         return deepfeca.run(session, settings=settings, rng=rng)
 
     def _run_private(self, session: Session, rng: np.random.Generator) -> Clustering:
@@ -684,6 +682,15 @@ class DeepFeCA(NeuralClusterer):
             X = Domain.of(session.spec, X.shape[1]).enter(X)[0]
         found = deepfeca.features_of(clustering.networks or {}, X)
         return assign(found, clustering.centers) if len(X) else np.zeros(0, dtype=np.int64)
+
+
+def _n_features(session: Session) -> int:
+    if session.n_features is None:
+        raise ParameterError(
+            "the number of features is not known beforehand: pass records, name the columns, or "
+            "give ranges"
+        )
+    return session.n_features
 
 
 def _require_packages(model: NeuralClusterer) -> None:

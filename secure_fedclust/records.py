@@ -57,6 +57,19 @@ class Clients(dict[str, Floats]):
         """The width that all records have; None without any."""
         return next((X.shape[1] for X in self.values()), None)
 
+    def select(self, columns: Sequence[str]) -> "Clients":
+        """The same records with these columns only, in this order."""
+        names = self.feature_names or ()
+        if missing := [name for name in columns if name not in names]:
+            raise ParameterError(
+                f"column {_listed(map(str, missing))}: there are {_listed(names)} only"
+            )
+        if len(set(columns)) != len(columns):
+            raise ParameterError(f"columns={list(columns)}: give each once")
+        places = [names.index(name) for name in columns]
+        chosen = {client: np.ascontiguousarray(X[:, places]) for client, X in self.items()}
+        return Clients(chosen, columns, self.persons)
+
     def limit_persons(self, most: int) -> tuple["Clients", dict[str, int]]:
         """Keep the first `most` records of each person, and say how many each client left out."""
         if self.persons is None:

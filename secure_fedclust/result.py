@@ -230,6 +230,9 @@ class FedClustResult:
         FedCRef's graph in the last iteration: ``clusters`` (client and place), the ``groups`` they
         are in (-1 if isolated), ``links`` between them as pairs of places in that list, and numbers
         of groups and isolated clusters in all ``iterations``.
+    federation : mapping or None
+        Of a run between organisations: its ``run``, whether connections were ``encrypted``, and who
+        ``refused``, with the word that the server was told.
     nonprivate : NonPrivate
     """
 
@@ -251,6 +254,7 @@ class FedClustResult:
     fallback: str | None = None
     networks: Mapping[str, NDArray[Any]] | None = field(default=None, repr=False)
     association: Mapping[str, Any] | None = field(default=None, repr=False)
+    federation: Mapping[str, Any] | None = None
     nonprivate: NonPrivate = field(default_factory=NonPrivate)
 
     def __repr__(self) -> str:
@@ -342,6 +346,7 @@ class FedClustResult:
             if self.networks is None
             else {name: _packed(array) for name, array in self.networks.items()},
             "association": self.association,
+            "federation": self.federation,
             "seconds": self.seconds if timed else None,
             "history": [
                 exchange.to_dict() | ({} if timed else {"seconds": None})

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from secure_fedclust.arrays import Floats
 from secure_fedclust.engines import Engine, Fault, InProcessEngine
 from secure_fedclust.errors import ParameterError, PrivacyWarning
 from secure_fedclust.parameters import check_choice
@@ -18,8 +19,10 @@ from secure_fedclust.privacy.ledger import IN_A_SUM, Ledger, Quorum
 from secure_fedclust.privacy.mechanism import SamplerName
 from secure_fedclust.privacy.plan import ALSO_SEEN, fallback
 from secure_fedclust.privacy.release import ExactSums, Releases
+from secure_fedclust.privacy.secure_sum import Summand
 from secure_fedclust.privacy.spec import PrivacySpec, adversary
 from secure_fedclust.protocols.client import Client, PrivateClient
+from secure_fedclust.protocols.federation import Federation
 from secure_fedclust.protocols.session import Session
 from secure_fedclust.protocols.sums import check_names, ends_for, server_end, with_quorum
 from secure_fedclust.records import Clients, check_clients
@@ -58,6 +61,8 @@ class Run:
         Computed from records without protection.
     finish : function
         Says that all is done, whatever was expected.
+    federation : mapping or None
+        See `FedClustResult`.
     """
 
     session: Session
@@ -68,6 +73,7 @@ class Run:
     clipped: Mapping[str, float] = field(default_factory=dict, repr=False)
     left_out: Mapping[str, int] = field(default_factory=dict, repr=False)
     finish: Callable[[], None] = field(default=lambda: None, repr=False)
+    federation: Mapping[str, Any] | None = None
 
     def guarantee(self, unproved: str | None = None) -> str:
         """What may be claimed about the run, in one sentence."""
@@ -200,6 +206,7 @@ def open_run(
     faults: Sequence[Fault] = (),
     n_exchanges: int = 1,
     experiment: bool = False,
+    sums_only: bool = False,
     prepare: Callable[[str, Client], None] | None = None,
     resumed: str | None = None,
 ) -> Run:
@@ -223,6 +230,8 @@ def open_run(
         How many exchanges to expect, for the progress.
     experiment : bool
         Whether the run has no guarantee, whatever the spec says.
+    sums_only : bool
+        Whether clients are to answer nothing but as parts of sums.
     prepare : function of name and client, optional
         What is to be done with each client before it is asked anything.
     resumed : str, optional
@@ -240,8 +249,21 @@ def open_run(
             raise ParameterError("faults are for runs on records, not for an engine")
         if spec.protection == "ckks":
             check_names(clients.clients)
-        session = Session(clients, spec, spec.n_features, server_end(spec))
-        return Run(session, Clients({}), sampler=sampler)
+        rng.spawn(len(clients.clients))  # what the clients begin with, as in a run on records
+        if not isinstance(clients, Federation):
+            session = Session(clients, spec, spec.n_features, server_end(spec))
+            return Run(session, Clients({}), sampler=sampler)
+        secure_sum = server_end(spec, clients.identity, clients.identities)
+        width = spec.n_features if clients.columns is None else len(clients.columns)
+        session = Session(clients, spec, width, secure_sum)
+        session.run, session.anchors = clients.run, clients.anchors
+        facts = {
+            "run": clients.run,
+            "encrypted": clients.encrypted,
+            "refused": dict(clients.refused),
+        }
+        empty = Clients({}, clients.columns)
+        return Run(session, empty, sampler=sampler, federation=facts)
     records = check_clients(clients, client_column, person_column, allow_none=spec.is_private)
     left_out: dict[str, int] = {}
     if spec.records_per_person is not None:
@@ -263,16 +285,18 @@ def open_run(
     if book is not None and (sampler == "fast" or experiment):
         book.has_experiments = True
     for (name, X), child in zip(records.items(), children, strict=True):
-        if issubclass(client_class, PrivateClient):
-            outlet: Releases | ExactSums = ExactSums(spec)
-            if book is not None:
-                outlet = Releases(name, spec, book, sampler)
-                outlet.require_room(resumed)
-            members[name] = client_class(X, spec, child, outlet, ends.clients[name])
-        elif book is None and spec.protection == "none":
-            members[name] = client_class(X, spec, child)
-        else:
-            raise TypeError(f"{client_class.__name__} does not protect what it sends")
+        members[name] = new_client(
+            client_class,
+            name,
+            X,
+            spec,
+            child,
+            ledger=book,
+            sampler=sampler,
+            summand=ends.clients[name],
+            sums_only=sums_only,
+            resumed=resumed,
+        )
     if prepare is not None:
         for name, member in members.items():
             prepare(name, member)
@@ -302,6 +326,50 @@ def open_run(
             on_progress(expected, expected)
 
     return Run(session, records, book, sampler, ledger is None, clipped, left_out, finish)
+
+
+def new_client(
+    client_class: type[Client],
+    name: str,
+    X: Floats,
+    spec: PrivacySpec,
+    rng: np.random.Generator,
+    *,
+    ledger: Ledger | None = None,
+    sampler: SamplerName = "secure",
+    summand: Summand | None = None,
+    sums_only: bool = False,
+    resumed: str | None = None,
+) -> Client:
+    """A client's end of a run, which must have room for it on its ledger.
+
+    Parameters
+    ----------
+    client_class : subclass of Client
+    name : str
+    X : array of shape (n, d)
+    spec : PrivacySpec
+    rng : numpy.random.Generator
+        Randomness of the algorithm.
+    ledger : Ledger, optional
+        Where releases are charged, with differential privacy.
+    sampler : {"secure", "fast"}
+    summand : Summand, optional
+        Its end of secure aggregation.
+    sums_only : bool
+        Whether the server is to see nothing of this client but as a part of sums.
+    resumed : str, optional
+        The run that is gone on with.
+    """
+    if issubclass(client_class, PrivateClient):
+        outlet: Releases | ExactSums = ExactSums(spec)
+        if ledger is not None:
+            outlet = Releases(name, spec, ledger, sampler, sums_only)
+            outlet.require_room(resumed)
+        return client_class(X, spec, rng, outlet, summand)
+    if ledger is None and spec.protection == "none":
+        return client_class(X, spec, rng)
+    raise TypeError(f"{client_class.__name__} does not protect what it sends")
 
 
 def check_available(spec: PrivacySpec) -> None:

@@ -29,6 +29,9 @@ ALLOWED = {
     "neural": LEAVES
     | {"algorithms", "privacy", "protocols", "engines", "records", "result", "base", "run"},
     "config": LEAVES | {"privacy", "records", "datasets", "base", "estimators"},
+    "deployment": LEAVES
+    | {"privacy", "protocols", "engines", "records", "result", "run", "base", "config", "datasets"}
+    | {"__version__"},
     "sweep": LEAVES
     | {"algorithms", "privacy", "protocols", "datasets", "records", "result", "metrics"}
     | {"base", "estimators", "config", "__version__"},

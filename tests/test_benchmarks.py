@@ -3,6 +3,7 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,6 +151,50 @@ def test_masking_prints_its_tables_without_flower_and_fails_a_check_on_a_missed_
     assert "NOT MET  exponent" in capsys.readouterr().out
 
 
+def test_scale_runs_each_part_in_a_process_of_its_own_and_fails_a_check_on_a_missed_bar(
+    module, monkeypatch, capsys
+):
+    scale = module("scale")
+    monkeypatch.setattr(scale, "alone", cache(scale.alone))
+    assert scale.main(["--quick", "--part", "masked", "--check"]) == 0
+    printed = capsys.readouterr().out
+    assert "sparse graph, a tenth drops out  120      18" in printed
+    assert "complete graph, as the square    120      119" in printed
+    assert printed.count("masking/unmask") == 2 and printed.count("met  ") == 3
+    monkeypatch.setattr(scale, "MASKED_SECONDS", 0.0)
+    assert scale.main(["--quick", "--part", "masked", "--check"]) == 1
+    assert "NOT MET  seconds of a sum" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("job", ["k-FED, sampler='fast'", "FKM"])
+def test_scale_counts_the_bytes_work_and_memory_of_a_client(module, job):
+    scale = module("scale")
+    found = scale.JOBS[job](100)
+    assert (found["degree"], found["threshold"]) == scale.graph.sparse_parameters(100, 1, 10)
+    rows = scale.units(found, 100)
+    assert [row[0] for row in rows if row[0].startswith("masking/")] == [
+        f"masking/{stage}" for stage in ("advertise", "share", "mask", "unmask")
+    ]
+    assert all(each["clients"] > 0 and each["up"] > 0 for each in found["stages"])
+    spent = sum(each["clients"] + each["server"] for each in found["stages"])
+    assert 0 < spent < found["cpu"]
+
+
+def test_scale_refuses_a_part_that_there_is_not(module, capsys):
+    with pytest.raises(SystemExit):
+        module("scale").main(["--part", "nonsense"])
+    assert "--part nonsense: give some of kfed,fkm,masked" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_deployment_measures_client_processes_beside_exchanges_that_compute_nothing(module, capsys):
+    pytest.importorskip("flwr")
+    assert module("deployment").main(["--quick", "--check"]) == 0
+    printed = capsys.readouterr().out
+    assert "one with nothing to compute, looking every 0.01 s" in printed
+    assert "met      messages for what stages need: 1 (at most 1.5)" in printed
+
+
 def test_ckks_prints_what_was_asked_beside_what_was_measured(module, capsys):
     ckks = module("ckks")
     assert ckks.main(["--quick", "--repeats", "1"]) == 0
@@ -257,8 +302,9 @@ def test_noisy_networks_controls_link_nothing_and_train_alone_with_the_budget_of
         trained[str(noise)] = local.mu**2
         shares[str(noise)] = {row.message for row in rows}
     linked, alone, all_of_it = trained.values()
-    assert linked == pytest.approx(alone, rel=1e-3)
-    assert all_of_it == pytest.approx(alone * 0.91 / 0.35, rel=1e-3)
+    # Rates are those of noisy counts, which differ a little from run to run.
+    assert linked == pytest.approx(alone, rel=1e-2)
+    assert all_of_it == pytest.approx(alone * 0.91 / 0.35, rel=1e-2)
     assert ["fedcref/noisy_group" in messages for messages in shares.values()] == [
         True,
         False,

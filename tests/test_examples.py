@@ -43,6 +43,23 @@ def test_a_script_says_which_data_it_needs_and_where_it_looked(name, tmp_path, m
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
 
 
+@pytest.mark.slow
+def test_a_federation_of_processes_loses_a_hospital_and_ends_with_a_report(
+    tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("flwr")
+    path = EXAMPLES / "deployment" / "run.py"
+    monkeypatch.setattr(sys, "argv", [str(path), "--out", str(tmp_path / "federation")])
+    runpy.run_path(str(path), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "1: aachen, bergen, cork\n  2: aachen, bergen\n" in printed
+    assert "PRIVATE KEY" not in printed
+    assert (tmp_path / "federation" / "server" / "out" / "report.html").stat().st_size > 10_000
+    for hospital, there in (("aachen", True), ("bergen", True), ("cork", False)):
+        found = list((tmp_path / "federation" / hospital).glob("out/*/labels.csv"))
+        assert bool(found) == there
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_the_configuration_runs_as_it_stands(path, tmp_path, capsys):
     assert main(["run", str(path), "--out", str(tmp_path)]) == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secure_fedclust.commands.printing import print_table
-from secure_fedclust.errors import ParameterError
+from secure_fedclust.errors import LedgerError, ParameterError
 
 if TYPE_CHECKING:
     from secure_fedclust.privacy.ledger import Anchor, Ledger
@@ -129,7 +129,16 @@ def _verify(arguments: argparse.Namespace) -> None:
     for path in arguments.against:
         anchors += _anchors_of(path, arguments.client)
     with Ledger.open(arguments.file, read_only=True) as ledger:
-        ledger.verify(anchors)
+        try:
+            ledger.verify(anchors)
+        except LedgerError as error:
+            names = {row.charge.client for row in ledger.rows()}
+            if not arguments.against or arguments.client or len(names) != 1:
+                raise
+            raise LedgerError(
+                f"{error} (if it is a ledger of {names.pop()} alone, compare it with what was "
+                "seen of that client: --client NAME)"
+            ) from error
         number = len(anchors)
         print(f"every row holds, and {number} {'anchor' if number == 1 else 'anchors'}")
         print(_standing(ledger.anchor()))
@@ -185,6 +194,11 @@ def _anchors_of(path: Path, clients: Sequence[str] | None) -> "list[Anchor]":
         raise ParameterError(f"--against {path} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ParameterError(f"--against {path} is not a result with anchors") from error
+    if not found:
+        raise ParameterError(
+            f"--against {path}: it has no anchors. A run without a ledger has none, nor has the "
+            "copy of a result that a client is given: take the server's"
+        )
     for client in clients or ():
         if client not in found:
             raise ParameterError(f"--client {client}: {path} has no anchor of that name")

@@ -6,6 +6,7 @@ from secure_fedclust.datasets.loaders import (
     benchmark_names,
     clients_from_frame,
     load_benchmark,
+    read_client,
     read_clients,
 )
 from secure_fedclust.datasets.non_icd import non_icd_degree, non_icd_partition
@@ -28,6 +29,7 @@ __all__ = [
     "load_benchmark",
     "non_icd_degree",
     "non_icd_partition",
+    "read_client",
     "read_clients",
     "rmin_blobs",
     "stochastic_balls",

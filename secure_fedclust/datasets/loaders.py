@@ -24,7 +24,14 @@ from secure_fedclust.records import (
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Benchmark", "benchmark_names", "clients_from_frame", "load_benchmark", "read_clients"]
+__all__ = [
+    "Benchmark",
+    "benchmark_names",
+    "clients_from_frame",
+    "load_benchmark",
+    "read_client",
+    "read_clients",
+]
 
 DATA_VARIABLE = "SECURE_FEDCLUST_DATA"
 """The environment variable that says where the benchmark sets are."""
@@ -174,6 +181,63 @@ def read_clients(
     return _one_client_a_file([Path(p) for p in source], client_column, columns, person_column)
 
 
+def read_client(
+    path: str | os.PathLike[str],
+    name: str,
+    columns: Sequence[str] | None = None,
+    person_column: str | None = None,
+    *,
+    allow_none: bool = False,
+) -> Clients:
+    r"""Read one client's records from a file with named columns.
+
+    Parameters
+    ----------
+    path : path
+        A CSV file, or an npz file with one array a column, or with an array ``X`` and its column
+        names in ``columns``.
+    name : str
+        The client's.
+    columns : sequence of str, optional
+        The features to use, in this order; all if not given.
+    person_column : str, optional
+        The column that says which person a record is about.
+    allow_none : bool
+        Whether a file without any record will do.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> np.savez(f"{folder.name}/oslo.npz", age=[30, 50], bmi=[20, 25])
+    >>> read_client(f"{folder.name}/oslo.npz", "Oslo", ["bmi", "age"])["Oslo"]
+    array([[20., 30.],
+           [25., 50.]])
+    >>> folder.cleanup()
+    """
+    place = Path(path)
+    csv = _suffix(place) == ".csv"
+    frame = _read_csv(place, allow_none=allow_none) if csv else _frame_of(place)
+    return clients_from_frames({name: frame}, columns, person_column, allow_none=allow_none)
+
+
+def _frame_of(path: Path) -> "pd.DataFrame":
+    import pandas as pd
+
+    arrays = _load_npz(path)
+    if set(arrays) == {"X", "columns"} and arrays["X"].ndim == 2:
+        names = [str(each) for each in np.ravel(arrays["columns"])]
+        if len(names) == arrays["X"].shape[1] and len(set(names)) == len(names):
+            return pd.DataFrame(arrays["X"], columns=names)
+    elif arrays and len({array.shape for array in arrays.values()}) == 1:
+        if next(iter(arrays.values())).ndim == 1:
+            return pd.DataFrame(arrays)
+    raise DataError(
+        f"{path} has no named columns: save one array of numbers a column, all of one length, or X "
+        "and columns, the names of its columns"
+    )
+
+
 def _one_client_a_file(
     files: Iterable[Path],
     client_column: str | None,
@@ -208,7 +272,9 @@ def _only_array(path: Path) -> NDArray[Any]:
     return arrays["X"] if "X" in arrays else next(iter(arrays.values()))
 
 
-def _read_csv(path: Path, client_column: str | None = None) -> "pd.DataFrame":
+def _read_csv(
+    path: Path, client_column: str | None = None, *, allow_none: bool = False
+) -> "pd.DataFrame":
     import pandas as pd
 
     _must_exist(path)
@@ -230,7 +296,9 @@ def _read_csv(path: Path, client_column: str | None = None) -> "pd.DataFrame":
             "or save without the index"
         )
     if frame.empty:
-        raise DataError(f"{path} has a header line and no records")
+        if not allow_none:
+            raise DataError(f"{path} has a header line and no records")
+        frame = frame.astype(float)
     if not isinstance(frame.index, pd.RangeIndex):
         raise DataError(f"{path} has more fields in its records than in its header: name them all")
     return frame

@@ -447,6 +447,9 @@ class Ckks(SecureSum):
             "question": question.text,
         }
         found = ask(ENCRYPT, dict.fromkeys(holders, request), sealed_bounds(parameters), add)
+        for client in set(holders) - set(found):
+            # It may have lost the key with its process: it is given to it again.
+            del self._channels[run, client, preset]
         survivors = self.rules.enough(list(found), clients, "have sent a vector")
         steps = self._opening.open(
             ask, run, question.number, parameters, len(survivors), adder.total()

@@ -9,8 +9,12 @@ SMALLEST_COHORT = 3
 """Of two clients, each could subtract its own vector from the sum and see the other's."""
 
 LARGEST_COHORT = 1 << 12
-"""With masking everybody shares with everybody, and beyond a few thousand that is too much to send;
-what is encrypted has room for the errors of so many."""
+"""Where everybody shares with everybody: beyond a few thousand that is too much to send. What is
+encrypted has room for the errors of so many."""
+
+LARGEST_FEDERATION = 1 << 16
+"""Where each shares with some neighbours only. Noise has 2^12 steps at least, so that each client
+of so many still adds 16: the least that is fine enough (docs/proofs/discrete_noise.md)."""
 
 MOST_NAMES = 10
 """Clients that an error names."""
@@ -23,7 +27,7 @@ class Rules:
     Parameters
     ----------
     min_survivors : int
-        Vectors that must be in a sum; with masking, shares that open it.
+        Vectors that must be in a sum; with masking on a complete graph, shares that open it.
     colluders : int
         Clients that may share what they know with the server.
     agreement : bytes
@@ -32,6 +36,8 @@ class Rules:
         Whether clients sign, and check what the server shows to others. With masking only.
     least_honest : int
         Vectors of honest clients that a sum must have: two where there is no noise in them.
+    most_clients : int
+        Clients that were asked to take part: a cohort with more has some that nobody has asked.
     """
 
     min_survivors: int
@@ -39,11 +45,16 @@ class Rules:
     agreement: bytes = b""
     active_server: bool = False
     least_honest: int = 1
+    most_clients: int = LARGEST_FEDERATION
 
-    def check(self, n_clients: int) -> None:
+    def check(self, n_clients: int, largest: int = LARGEST_COHORT) -> None:
         """Refuse a cohort that is too small, or too large to keep apart two sets of survivors."""
         n, threshold, colluders = n_clients, self.min_survivors, self.colluders
-        check_cohort(n)
+        check_cohort(n, largest, self.active_server)
+        if n > self.most_clients:
+            raise ParameterError(
+                f"a cohort of {n} clients, where {self.most_clients} were asked to take part"
+            )
         if threshold > n:
             raise ParameterError(f"min_survivors={threshold} of {n} clients: give at most {n}")
         least = max(colluders + self.least_honest, 2)
@@ -67,21 +78,29 @@ class Rules:
         if len(there) < least:
             missing = [client for client in asked if client not in set(there)]
             names = ", ".join(missing[:MOST_NAMES]) + (", ..." if missing[MOST_NAMES:] else "")
+            paid = "what was charged for it stays charged"
+            if not charged:
+                paid = "nothing was charged for it"
             raise AggregationAborted(
                 f"{len(there)} clients {have_done}, of at least {least} (min_survivors); missing: "
-                f"{names}. No sum was opened, and "
-                + ("what was charged for it stays" if charged else "nothing was")
-                + " charged: run again when they are back, or with a lower min_survivors, which "
-                "means more noise"
+                f"{names}. No sum was opened, and {paid}: run again when they are back, or with a "
+                "lower min_survivors, which means more noise"
             )
         return list(there)
 
 
-def check_cohort(n_clients: int) -> None:
+def check_cohort(
+    n_clients: int, largest: int = LARGEST_COHORT, active_server: bool = False
+) -> None:
     """Refuse a number of clients whose vectors cannot be added up in secret."""
-    if not SMALLEST_COHORT <= n_clients <= LARGEST_COHORT:
+    if active_server and n_clients > LARGEST_COHORT:
+        raise ParameterError(
+            f"active_server=True with {n_clients} clients: beyond {LARGEST_COHORT} each shares "
+            "keys with some neighbours only, and who with whom is drawn by the server. That "
+            "protects nobody from this server: have fewer clients, or active_server=False"
+        )
+    if not SMALLEST_COHORT <= n_clients <= largest:
         raise ParameterError(
             f"a cohort of {n_clients} clients: sums over clients are protected for "
-            f"{SMALLEST_COHORT} to {LARGEST_COHORT}; without (protection='none') there may be any "
-            "number"
+            f"{SMALLEST_COHORT} to {largest}; without (protection='none') there may be any number"
         )

@@ -9,7 +9,12 @@ from numpy.typing import NDArray
 from secure_fedclust.arrays import Ints
 from secure_fedclust.messages import ANCHOR, Array, Bounds, Integer, stage
 from secure_fedclust.privacy import shamir
-from secure_fedclust.privacy.cohort import LARGEST_COHORT, SMALLEST_COHORT, Rules
+from secure_fedclust.privacy.cohort import (
+    LARGEST_COHORT,
+    LARGEST_FEDERATION,
+    SMALLEST_COHORT,
+    Rules,
+)
 from secure_fedclust.privacy.identity import SIGNATURE_BYTES
 from secure_fedclust.privacy.masks import KEY_BYTES, TAG_BYTES, digest
 from secure_fedclust.privacy.secure_sum import MAX_QUESTION
@@ -21,10 +26,12 @@ Bytes = NDArray[np.uint8]
 
 _ROUND = {"number": Integer()}
 _SIGNATURES = Array(("signed", "signature"), "uint8")
+_DIGEST = Array(("digest",), "uint8")
+_NUMBER = Integer(0, LARGEST_FEDERATION)
 
 
 def _places_of(dimension: str) -> Array:
-    """Places in the cohort, counted from 0."""
+    """Places in a client's circle, counted from 0."""
     return Array((dimension,), "int64", minimum=0, largest=LARGEST_COHORT)
 
 
@@ -44,17 +51,22 @@ SHARE = stage(
     "masking/share",
     request={
         **_ROUND,
-        "keys": Array(("n", "keys"), "uint8"),
+        "n_clients": _NUMBER,
+        "roster": _DIGEST,
+        "start": _NUMBER,
+        "keys": Array(("circle", "keys"), "uint8"),
         "identities": Array(("signed", "identity"), "uint8"),
         "signatures": _SIGNATURES,
     },
-    reply={"sealed": Array(("n", "sealed"), "uint8")},
+    reply={"sealed": Array(("circle", "sealed"), "uint8")},
     form="sealed",
 )
 MASK = stage(
     "masking/mask",
     request={
         **_ROUND,
+        "n_members": _NUMBER,
+        "roll": _DIGEST,
         "members": _places_of("members"),
         "sealed": Array(("members", "sealed"), "uint8"),
         "question": Array(("bytes",), "uint8"),
@@ -72,6 +84,7 @@ UNMASK = stage(
     "masking/unmask",
     request={
         **_ROUND,
+        "n_survivors": _NUMBER,
         "survivors": _places_of("members"),
         "dropped": _places_of("others"),
         "signers": _places_of("signed"),
@@ -82,10 +95,11 @@ UNMASK = stage(
 )
 
 BOUNDS: Bounds = {
-    "n": (SMALLEST_COHORT, LARGEST_COHORT),
+    "circle": (SMALLEST_COHORT, LARGEST_COHORT),
     "members": (0, LARGEST_COHORT),
     "others": (0, LARGEST_COHORT),
     "signed": (0, LARGEST_COHORT),
+    "digest": KEY_BYTES,
     "keys": 2 * KEY_BYTES,
     "identity": KEY_BYTES,
     "signature": SIGNATURE_BYTES,
@@ -95,15 +109,30 @@ BOUNDS: Bounds = {
 """Sizes of what a client is sent."""
 
 
-def cohort_digest(run: str, number: int, rules: Rules, keys: Bytes, identities: Bytes) -> bytes:
-    """What a client was shown of the cohort, and what it has agreed on, in 32 bytes."""
-    shown = keys.tobytes(), identities.tobytes()
-    return digest(run.encode(), number.to_bytes(8), rules.agreement, *shown)
+def as_bytes(content: bytes) -> Bytes:
+    """Bytes as they travel."""
+    return np.frombuffer(content, dtype=np.uint8)
 
 
-def context_of(cohort: bytes, members: Ints, question: bytes) -> bytes:
+def roster_digest(keys: Bytes, identities: Bytes) -> bytes:
+    """Everybody's keys, in the order of their places, in 32 bytes."""
+    return digest(keys.tobytes(), identities.tobytes())
+
+
+def roll_digest(members: Ints) -> bytes:
+    """The places of all members, in order, in 32 bytes."""
+    return digest(members.astype("<i8").tobytes())
+
+
+def cohort_digest(run: str, number: int, rules: Rules, n_clients: int, roster: bytes) -> bytes:
+    """What a client was told of the cohort, and what it has agreed on, in 32 bytes."""
+    told = number.to_bytes(8), n_clients.to_bytes(8), roster
+    return digest(run.encode(), rules.agreement, *told)
+
+
+def context_of(cohort: bytes, roll: bytes, question: bytes) -> bytes:
     """What masks depend on besides keys: the cohort, who is in it still, and the question."""
-    return digest(cohort, members.astype("<i8").tobytes(), question)
+    return digest(cohort, roll, question)
 
 
 def advertised_text(run: str, number: int, keys: bytes) -> bytes:

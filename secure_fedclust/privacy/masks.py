@@ -7,6 +7,7 @@ one pair and one context, and used once; that is why counters and nonces can sta
 
 import hashlib
 from collections.abc import Iterable
+from functools import cache
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -41,7 +42,7 @@ def public_key(key: X25519PrivateKey) -> bytes:
 def is_usable(key: bytes) -> bool:
     """Whether others can agree on something with the owner of this key; some give zero always."""
     try:
-        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
+        _trial().exchange(X25519PublicKey.from_public_bytes(key))
     except ValueError:
         return False
     return True
@@ -57,6 +58,11 @@ def pair_key(
         raise ProtocolError(f"the key of member {pair[1]} is none to agree with") from error
     low, high = sorted(pair)
     return _derived(shared, purpose + low.to_bytes(4) + high.to_bytes(4) + context)
+
+
+def pair_sign(place: int, other: int) -> int:
+    """Whether the client at a place adds the mask that it has with another (1), or subtracts it."""
+    return 1 if place < other else -1
 
 
 def own_key(seed: bytes, context: bytes) -> bytes:
@@ -96,6 +102,12 @@ def unseal(key: bytes, sender: int, receiver: int, sealed: bytes) -> bytes:
         raise ProtocolError(
             f"what member {sender} sent was changed, or not made for this client in this round"
         ) from error
+
+
+@cache
+def _trial() -> X25519PrivateKey:
+    # Keys that give zero do so with every other key, whichever it is.
+    return X25519PrivateKey.generate()
 
 
 def _derived(secret: bytes, info: bytes) -> bytes:

@@ -45,12 +45,15 @@ class Releases:
     ledger : Ledger
         The lifetime budget of the client's data, in which the run takes place.
     sampler : {"secure", "fast"}
+    sums_only : bool
+        Whether the server is to see nothing of this client but as a part of sums.
     """
 
     client: str
     spec: PrivacySpec
     ledger: Ledger
     sampler: SamplerName = "secure"
+    sums_only: bool = False
     limit: Limit = field(init=False)
     anchor: Anchor = field(init=False)
 
@@ -108,6 +111,8 @@ class Releases:
                 f"{message}: this client's data as a whole are protected, and its own noise is for "
                 "one record; it answers as part of a sum only"
             )
+        if self.sums_only:
+            raise ProtocolError(f"{message}: this client answers as part of a sum only")
         mu = self.limit.mu * math.sqrt(share)
         adjacency = self.spec.adjacency
         exponent = query.exponent(adjacency, mu)

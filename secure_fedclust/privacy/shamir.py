@@ -38,28 +38,47 @@ def split(secret: bytes, n: int, threshold: int) -> Shares:
     return (_product(_powers(n, threshold), coefficients) % PRIME).astype(np.uint16)
 
 
-def weights(points: Sequence[int]) -> Floats:
-    """What the shares of these holders, counted from 1, are multiplied by to get a secret back."""
+def weights(points: Sequence[int] | Ints) -> Floats:
+    """What the shares of these holders, counted from 1, are multiplied by to get a secret back.
+
+    Of several lists of holders, one a row, the weights of each.
+    """
     x = np.asarray(points, dtype=np.int64)
-    if len(set(points)) != len(points) or not (x >= 1).all() or not (x < PRIME).all():
-        raise ParameterError(f"points={list(points)}: give different ones from 1 to {PRIME - 1}")
-    above, below = np.ones(len(x), dtype=np.int64), np.ones(len(x), dtype=np.int64)
-    for i, other in enumerate(x):
-        rest = np.arange(len(x)) != i
-        above[rest] = above[rest] * -other % PRIME
-        below[rest] = below[rest] * (x[rest] - other) % PRIME
-    inverse = [pow(int(value), -1, PRIME) for value in below]
-    return np.asarray(above * inverse % PRIME, dtype=np.float64)
+    ordered = np.sort(x, axis=-1)
+    if (np.diff(ordered) == 0).any() or not ((x >= 1) & (x < PRIME)).all():
+        raise ParameterError(f"points={x.tolist()}: give different ones from 1 to {PRIME - 1}")
+    above, below = np.ones_like(x), np.ones_like(x)
+    for i in range(x.shape[-1]):
+        other = x[..., i : i + 1]
+        rest = np.arange(x.shape[-1]) != i
+        above[..., rest] = above[..., rest] * -other % PRIME
+        below[..., rest] = below[..., rest] * (x[..., rest] - other) % PRIME
+    return np.asarray(above * _inverse(below) % PRIME, dtype=np.float64)
 
 
 def join(weights: Floats, shares: Shares) -> list[bytes | None]:
     """Secrets from their shares, of shape (holders, secrets, bytes); None for what was none.
 
-    Shares that do not belong together give wrong bytes, or None: compare with a commitment.
+    Weights are those of the holders, or one row of them for each secret. Shares that do not belong
+    together give wrong bytes, or None: compare with a commitment.
     """
-    flat = shares.reshape(len(shares), -1).astype(np.float64)
-    found = (weights @ flat % PRIME).reshape(shares.shape[1:]).astype(np.int64)
-    return [bytes(row.tolist()) if (row < 256).all() else None for row in found]
+    if weights.ndim == 1:
+        flat = shares.reshape(len(shares), -1).astype(np.float64)
+        found = (weights @ flat % PRIME).reshape(shares.shape[1:])
+    else:
+        found = (weights[:, None] @ shares.swapaxes(0, 1).astype(np.float64))[:, 0] % PRIME
+    rows = found.astype(np.int64)
+    return [bytes(row.tolist()) if (row < 256).all() else None for row in rows]
+
+
+def _inverse(x: Ints) -> Ints:
+    """One over each number, by Fermat: its power of the prime less two."""
+    found, square, exponent = np.ones_like(x), x, PRIME - 2
+    while exponent:
+        if exponent & 1:
+            found = found * square % PRIME
+        square, exponent = square * square % PRIME, exponent >> 1
+    return found
 
 
 def _product(left: Floats, right: Floats) -> Floats:

@@ -36,6 +36,7 @@ Results = dict[str, dict[str, Any]]
 
 _FORMAT = "secure_fedclust checkpoint 2"
 _LOCK = "lock"
+_MANIFEST = "run.json"
 _UNREADABLE = (
     *(OSError, ValueError, TypeError, LookupError, AttributeError, EOFError),
     *(BadZipFile, NotImplementedError, RuntimeError, struct.error, zlib.error),
@@ -58,7 +59,7 @@ class Journal:
         if self.folder.exists() and not self.folder.is_dir():
             raise CheckpointError(f"{folder} is a file: give a folder")
         self._steps = 0
-        self._manifest = self.folder / "run.json"
+        self._manifest = self.folder / _MANIFEST
         self.settings = json.loads(json.dumps({"format": _FORMAT, **settings}))
         self.seed: int | None = None
         self.run: str | None = None
@@ -129,17 +130,11 @@ class Journal:
 
     def _lock(self) -> None:
         """Keep other processes away until this one is over, or lets go."""
-        import fcntl  # not there on every system, and needed only here
-
-        locked = (self.folder / _LOCK).open("w", encoding="utf-8")
-        try:
-            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            locked.close()
-            raise CheckpointError(
-                f"another process is at the run in {self.folder}: wait until it is over, or end it"
-            ) from error
-        self._locked, self.asked = locked, self._read_asked()
+        self._locked = lock_file(
+            self.folder / _LOCK,
+            f"another process is at the run in {self.folder}: wait until it is over, or end it",
+        )
+        self.asked = self._read_asked()
 
     def anchors(self) -> list[tuple[int, str]]:
         """Where the clients' ledgers stood after the last step that was finished."""
@@ -222,6 +217,40 @@ class Memory:
         return cls(folder / "clients" / f"{hashlib.sha256(client.encode()).hexdigest()[:32]}.npz")
 
 
+def run_in(folder: str | Path) -> str | None:
+    """The run that a folder was made for; None if it is new."""
+    path = Path(folder) / _MANIFEST
+    if not path.exists():
+        return None
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["run"])
+    except _UNREADABLE as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def lock_file(path: Path, taken: str) -> TextIO:
+    """Have a file for this process alone, until it is closed.
+
+    Parameters
+    ----------
+    path : Path
+    taken : str
+        What a `CheckpointError` says where another process has it.
+    """
+    import fcntl  # not there on every system, and needed only here
+
+    try:
+        locked = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        locked.close()
+        raise CheckpointError(taken) from error
+    return locked
+
+
 def _state(session: "Session") -> dict[str, Any]:
     return {
         # How long a private run takes depends on records.
@@ -244,7 +273,10 @@ def _restore(session: "Session", state: Mapping[str, Any]) -> None:
     session.sums[:] = [
         OpenedSum(**opened | {"survivors": tuple(opened["survivors"])}) for opened in state["sums"]
     ]
-    session.anchors = {client: (rows, head) for client, (rows, head) in state["anchors"].items()}
+    # Whoever else has them looks on; and what was heard since is not forgotten.
+    for client, (rows, head) in state["anchors"].items():
+        if rows >= session.anchors.get(client, (0, ""))[0]:
+            session.anchors[client] = (rows, head)
     session.shares, session.sum_shares = dict(state["shares"]), dict(state["sum_shares"])
     session.participants = tuple(state["participants"])
     session.n_features, session.skipped = state["n_features"], state["skipped"]

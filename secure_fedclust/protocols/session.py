@@ -229,6 +229,7 @@ class Session:
 
         def accept(client: str, reply: Values) -> None:
             try:
+                self._check_anchor(client, reply)
                 found[client] = reply if read is None else read(client, reply)
             except SecureFedClustError as error:
                 rejected[client] = str(error)
@@ -276,6 +277,16 @@ class Session:
             )
         # In the order of asking: who answers first must not decide in which order parts are added.
         return {client: found[client] for client in sent if client in found}
+
+    def _check_anchor(self, client: str, reply: Values) -> None:
+        """Refuse a reply of a client whose ledger has lost rows since its last one."""
+        if not self.spec.is_private or client not in self.anchors:
+            return
+        if reply.get("ledger_rows", math.inf) < self.anchors[client][0]:
+            raise ProtocolError(
+                f"its ledger has {reply['ledger_rows']} rows, and had {self.anchors[client][0]}: "
+                "it was exchanged for an older copy"
+            )
 
     def ask_sum(
         self,

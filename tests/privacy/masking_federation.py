@@ -8,7 +8,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from scipy.stats import chi2
 
 from secure_fedclust import PrivacySpec, ProtocolError
-from secure_fedclust.privacy import masking
 from secure_fedclust.privacy.cohort import Rules
 from secure_fedclust.privacy.identity import Identity
 from secure_fedclust.privacy.masking import (
@@ -18,8 +17,9 @@ from secure_fedclust.privacy.masking import (
     SHARE,
     UNMASK,
     Masking,
-    MaskingClient,
 )
+from secure_fedclust.privacy.masking_client import MaskingClient
+from secure_fedclust.privacy.masking_stages import advertised_text
 from secure_fedclust.privacy.masks import digest, public_key
 from secure_fedclust.privacy.secure_sum import Contribution, Question
 
@@ -151,7 +151,7 @@ class Federation:
         decoded, _ = stage.request.decode(data, run=run, step=0, bounds=bounds)
         return client.answer(stage, run, decoded, self.contribute(name))
 
-    def ask(self, stage, requests, bounds):
+    def ask(self, stage, requests, bounds, read=None):
         found = {}
         for name, honest in requests.items():
             request = self.on_request(stage, name, honest)
@@ -165,7 +165,8 @@ class Federation:
                     continue
                 data = stage.reply.encode(reply, run=RUN, step=0)
                 allowed = {**bounds, **stage.request.sizes(honest, {})}
-                found[name] = stage.reply.decode(data, run=RUN, step=0, bounds=allowed)[0]
+                decoded = stage.reply.decode(data, run=RUN, step=0, bounds=allowed)[0]
+                found[name] = decoded if read is None else read(name, decoded)
             except ProtocolError as error:
                 self.refusals.append((stage, name, error))
                 continue
@@ -216,7 +217,7 @@ def claims_to_agree(f):
 def advertised(identity, number, run=RUN):
     """New keys, whose they are, and a signature for them."""
     keys = public_key(X25519PrivateKey.generate()) + public_key(X25519PrivateKey.generate())
-    signature = identity.sign(masking.advertised_text(run, number, keys))
+    signature = identity.sign(advertised_text(run, number, keys))
     return tuple(np.frombuffer(x, dtype=np.uint8) for x in (keys, identity.public, signature))
 
 

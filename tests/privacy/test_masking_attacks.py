@@ -14,9 +14,10 @@ from scipy.stats import kstest
 
 from secure_fedclust import ProtocolError
 from secure_fedclust.errors import AggregationAborted
-from secure_fedclust.privacy import masking, masks, shamir
+from secure_fedclust.privacy import masking, masking_client, masking_stages, masks, shamir
 from secure_fedclust.privacy.cohort import Rules
-from secure_fedclust.privacy.masking import ADVERTISE, MASK, SHARE, UNMASK, MaskingClient
+from secure_fedclust.privacy.masking import ADVERTISE, MASK, SHARE, UNMASK
+from secure_fedclust.privacy.masking_client import MaskingClient
 from secure_fedclust.privacy.masks import KEY_BYTES, digest, pair_key, public_key
 
 from .masking_federation import (
@@ -160,23 +161,25 @@ def test_a_cohort_is_told_by_run_number_agreement_keys_and_identities():
         "run": RUN,
         "number": 1,
         "rules": Rules(2, 1, b"spec"),
-        "keys": keys,
-        "identities": identities,
+        "n_clients": 3,
+        "roster": masking_stages.roster_digest(keys, identities),
     }
     changed = {
         "run": "other",
         "number": 2,
         "rules": Rules(2, 1, b"other"),
-        "keys": keys + np.eye(3, 64, dtype=np.uint8),
-        "identities": identities[:0],
+        "n_clients": 4,
+        "roster": masking_stages.roster_digest(keys + np.eye(3, 64, dtype=np.uint8), identities),
     }
-    found = [masking.cohort_digest(**given | {name: changed[name]}) for name in changed]
-    assert len({masking.cohort_digest(**given), *found}) == 6
+    found = [masking_stages.cohort_digest(**given | {name: changed[name]}) for name in changed]
+    other = given | {"roster": masking_stages.roster_digest(keys, identities[:0])}
+    found.append(masking_stages.cohort_digest(**other))
+    assert len({masking_stages.cohort_digest(**given), *found}) == 7
 
 
 def test_a_context_is_told_by_cohort_members_and_question():
     found = {
-        masking.context_of(cohort, np.array(members), question)
+        masking_stages.context_of(cohort, masking_stages.roll_digest(np.array(members)), question)
         for cohort in (b"a", b"b")
         for members in ([0, 1], [0, 2], [0])
         for question in (b"", b"a", b"b")
@@ -228,8 +231,9 @@ def sent_by_victim(f):
 def context_seen(f):
     """What the masks of the victim depend on in the first round."""
     roster, asked = (f.requests[0, stage, f.names[0]] for stage in (SHARE, MASK))
-    cohort = masking.cohort_digest(RUN, 0, f.rules, roster["keys"], roster["identities"])
-    return masking.context_of(cohort, asked["members"], asked["question"].tobytes())
+    everybody, roll = roster["roster"].tobytes(), asked["roll"].tobytes()
+    cohort = masking_stages.cohort_digest(RUN, 0, f.rules, roster["n_clients"], everybody)
+    return masking_stages.context_of(cohort, roll, asked["question"].tobytes())
 
 
 def take_pair_masks_off(f, secret, vector):
@@ -291,7 +295,8 @@ def ask_twice(f):
     """The same clients are asked for both secrets of a survivor, one after the other."""
     attempted(f)
     seed = opened_secrets(f, 0)[0]
-    lists = {"survivors": np.arange(1, len(f.names)), "dropped": np.array([0])}
+    others = np.arange(1, len(f.names))
+    lists = {"n_survivors": len(others), "survivors": others, "dropped": np.array([0])}
     for name in f.names[1:]:
         request = {**f.requests[0, UNMASK, name], **lists}
         f.requests[0, UNMASK, name] = request
@@ -341,7 +346,10 @@ def mix_cohorts(f):
 
     def on_request(stage, name, request):
         if stage is SHARE and name == f.names[0]:
-            return {**request, "keys": np.concatenate([request["keys"], keys[None]])}
+            more = np.concatenate([request["keys"], keys[None]])
+            everybody = masking_stages.roster_digest(more, request["identities"])
+            told = {"n_clients": len(more), "roster": np.frombuffer(everybody, dtype=np.uint8)}
+            return {**request, **told, "keys": more}
         return request
 
     def on_reply(stage, name, reply):
@@ -410,7 +418,7 @@ class NoMasks(MaskingClient):
         def add_some(vector, keys):
             masks.add_masks(vector, list(keys)[self.added])
 
-        with mock.patch.object(masking, "add_masks", add_some):
+        with mock.patch.object(masking_client, "add_masks", add_some):
             return super()._mask(*given, **fields)
 
 
@@ -446,25 +454,34 @@ class SendsBothShares(MaskingClient):
         return {"shares": np.stack([round_.held[member] for member in round_.members])}
 
 
+@contextlib.contextmanager
+def at_both_ends(name, mutant):
+    ends = (masking, masking_client)
+    with contextlib.ExitStack() as stack:
+        for end in ends:
+            stack.enter_context(mock.patch.object(end, name, mutant))
+        yield
+
+
 def no_question():
-    real = masking.context_of
-    return mock.patch.object(masking, "context_of", lambda cohort, m, q: real(cohort, m, b""))
+    real = masking_stages.context_of
+    return at_both_ends("context_of", lambda cohort, roll, question: real(cohort, roll, b""))
 
 
 def no_agreement():
-    real = masking.cohort_digest
+    real = masking_stages.cohort_digest
 
-    def mutant(run, number, rules, keys, identities):
-        return real(run, number, replace(rules, agreement=b""), keys, identities)
+    def mutant(run, number, rules, n_clients, roster):
+        return real(run, number, replace(rules, agreement=b""), n_clients, roster)
 
-    return mock.patch.object(masking, "cohort_digest", mutant)
+    return at_both_ends("cohort_digest", mutant)
 
 
 def no_cohort():
-    def mutant(run, number, rules, keys, identities):
+    def mutant(run, number, rules, n_clients, roster):
         return digest(run.encode(), number.to_bytes(8), rules.agreement)
 
-    return mock.patch.object(masking, "cohort_digest", mutant)
+    return at_both_ends("cohort_digest", mutant)
 
 
 def small_seeds():
@@ -484,7 +501,7 @@ def stretched_seeds():
         def token_bytes(size):
             return digest(secrets.token_bytes(4)) if size == KEY_BYTES else real(size)
 
-    return mock.patch.object(masking, "secrets", Stretched)
+    return mock.patch.object(masking_client, "secrets", Stretched)
 
 
 def one_nonce():
@@ -567,7 +584,7 @@ def test_two_rounds_are_told_from_one_by_masks_that_are_used_again():
                 "commitment": np.frombuffer(digest(self._round.seed), dtype=np.uint8),
             }
 
-    def constant(run, number, rules, keys, identities):
+    def constant(run, number, rules, n_clients, roster):
         return digest(rules.agreement)
 
     def difference(client_class, mutation):
@@ -578,7 +595,7 @@ def test_two_rounds_are_told_from_one_by_masks_that_are_used_again():
         one, other = (f.replies[i, MASK, f.names[0]]["masked"] for i in range(2))
         return byte_uniformity((one - other).tobytes())
 
-    assert difference(Frozen, mock.patch.object(masking, "cohort_digest", constant)) < UNLIKELY
+    assert difference(Frozen, at_both_ends("cohort_digest", constant)) < UNLIKELY
     assert difference(Frozen, shipped()) > UNLIKELY
     assert difference(MaskingClient, shipped()) > UNLIKELY
 
@@ -649,4 +666,6 @@ def test_keys_of_a_round_are_gone_when_it_is_over():
     f.total()
     for client in f.clients.values():
         assert client._round is None
-        assert not [each for each in gc.get_referents(client) if isinstance(each, masking._Round)]
+        assert not [
+            each for each in gc.get_referents(client) if isinstance(each, masking_client._Round)
+        ]

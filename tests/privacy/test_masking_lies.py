@@ -9,16 +9,17 @@ import pytest
 
 from secure_fedclust import ProtocolError
 from secure_fedclust.errors import AggregationAborted
-from secure_fedclust.privacy import masking, shamir
+from secure_fedclust.privacy import masking_stages, shamir
 from secure_fedclust.privacy.cohort import LARGEST_COHORT
+from secure_fedclust.privacy.identity import is_signed
 from secure_fedclust.privacy.masking import (
     ADVERTISE,
     CONFIRM,
     MASK,
     SHARE,
     UNMASK,
-    MaskingClient,
 )
+from secure_fedclust.privacy.masking_client import MaskingClient
 
 from .masking_federation import (
     NOTHING,
@@ -84,23 +85,84 @@ class World:
         }
         return {**self.request, **changed}
 
+    def consistent(self, told):
+        """A lie whose numbers and digests fit its lists, unless it is about those."""
+        told = dict(told)
+        for field, derived in (("keys", of_keys), ("members", of_members), ("survivors", counted)):
+            if field in told and told[field] is not self.request[field]:
+                told |= {
+                    name: value
+                    for name, value in derived(told).items()
+                    if np.array_equal(told[name], self.request[name])
+                }
+        return told
+
     def context(self, question=QUESTION, rules=None, members=range(5)):
         f = self.federation
         roster = f.requests[1, SHARE, self.me]
-        cohort = masking.cohort_digest(
-            RUN, 1, rules or f.rules, roster["keys"], roster["identities"]
-        )
-        return masking.context_of(cohort, np.array(members), question)
+        everybody = masking_stages.roster_digest(roster["keys"], roster["identities"])
+        cohort = masking_stages.cohort_digest(RUN, 1, rules or f.rules, 5, everybody)
+        roll = masking_stages.roll_digest(np.array(members))
+        return masking_stages.context_of(cohort, roll, question)
 
     def signed(self, context, survivors, signers=range(5)):
         """What these clients sign who were shown this."""
-        text = masking.confirmed_text(context, tuple(survivors))
+        text = masking_stages.confirmed_text(context, tuple(survivors))
         found = [self.identity(i).sign(text) for i in signers]
         return np.stack([np.frombuffer(each, dtype=np.uint8) for each in found])
 
 
+def of_keys(told):
+    digest = masking_stages.roster_digest(told["keys"], told["identities"])
+    return {"n_clients": len(told["keys"]), "roster": np.frombuffer(digest, dtype=np.uint8)}
+
+
+def of_members(told):
+    digest = masking_stages.roll_digest(told["members"])
+    return {"n_members": len(told["members"]), "roll": np.frombuffer(digest, dtype=np.uint8)}
+
+
+def counted(told):
+    return {"n_survivors": len(told["survivors"])} if "n_survivors" in told else {}
+
+
 lie = Lies()
 BOTH = "passive active"
+
+
+@lie(SHARE, BOTH, "the roster is not that of the keys")
+def a_roster_of_others(world):
+    return world.with_(roster=world.request["roster"] ^ 1)
+
+
+@lie(SHARE, BOTH, "the keys of 5 clients were shown to this one, which shares with 5 of 6")
+def a_cohort_larger_than_shown(world):
+    return world.with_(n_clients=6)
+
+
+@lie(SHARE, BOTH, "off its place")
+def a_circle_that_starts_elsewhere(world):
+    return world.with_(start=1)
+
+
+@lie(MASK, BOTH, "the roll is not that of the members")
+def a_roll_of_others(world):
+    return world.with_(roll=world.request["roll"] ^ 1)
+
+
+@lie(MASK, BOTH, "4 clients are said to be left, of whom this one sees 5")
+def fewer_members_than_shown(world):
+    return world.with_(n_members=4)
+
+
+@lie(MASK, BOTH, "6 clients are said to be left, of whom this one sees 5")
+def more_members_than_shown(world):
+    return world.with_(n_members=6)
+
+
+@lie(UNMASK, BOTH, "6 clients are said to be left, of whom this one sees 5")
+def more_survivors_than_shown(world):
+    return world.with_(n_survivors=6)
 
 
 @lie(SHARE, BOTH, "keys that this client has sent are not in the cohort|did not sign")
@@ -113,7 +175,7 @@ def own_mask_key_changed(world):
     return world.flip("keys", (0, 40))
 
 
-@lie(SHARE, BOTH, "not in the cohort|dimension 'n'|different identity")
+@lie(SHARE, BOTH, "not in the cohort|dimension 'circle'|different identity")
 def own_row_left_out(world):
     return world.with_(keys=world.request["keys"][1:])
 
@@ -143,12 +205,12 @@ def own_channel_key_as_mask_key_of_another(world):
     return world.put("keys", (3, slice(32, 64)), world.request["keys"][0, :32])
 
 
-@lie(SHARE, BOTH, "dimension 'n'")
+@lie(SHARE, BOTH, "dimension 'circle'")
 def cohort_of_one(world):
     return world.with_(keys=world.request["keys"][:1])
 
 
-@lie(SHARE, BOTH, "dimension 'n'")
+@lie(SHARE, BOTH, "dimension 'circle'")
 def cohort_of_two(world):
     return world.with_(keys=world.request["keys"][:2])
 
@@ -158,7 +220,7 @@ def cohort_below_min_survivors(world):
     return world.with_(keys=world.request["keys"][:3])
 
 
-@lie(SHARE, BOTH, "dimension 'n'|bytes")
+@lie(SHARE, BOTH, "dimension 'circle'|bytes")
 def cohort_too_large_to_share_with(world):
     more = np.random.default_rng(0).integers(0, 256, (LARGEST_COHORT - 4, 64), dtype=np.uint8)
     return world.with_(keys=np.concatenate([world.request["keys"], more]))
@@ -467,8 +529,9 @@ def test_a_lying_server_is_refused_and_learns_nothing(name):
             f.requests[1, stage, client] = request
             told.append(stage)
             contributed = len(f.asked_of)
+            world = World(f, request)
             with pytest.raises(ProtocolError, match=match):
-                f.deliver(stage, client, tell(World(f, request)))
+                f.deliver(stage, client, world.consistent(tell(world)))
             assert len(f.asked_of) == contributed
         return request
 
@@ -488,8 +551,10 @@ def test_confirmations_as_the_lies_make_them_are_those_of_the_clients():
     world = World(f, request)
     np.testing.assert_array_equal(request["signatures"], world.signed(world.context(), range(5)))
     keys, identity, signature = stranger(1)
-    assert masking.is_signed(
-        identity.tobytes(), signature.tobytes(), masking.advertised_text(RUN, 1, keys.tobytes())
+    assert is_signed(
+        identity.tobytes(),
+        signature.tobytes(),
+        masking_stages.advertised_text(RUN, 1, keys.tobytes()),
     )
 
 

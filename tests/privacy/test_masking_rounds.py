@@ -18,7 +18,8 @@ from secure_fedclust.privacy.accounting import Limit
 from secure_fedclust.privacy.cohort import Rules
 from secure_fedclust.privacy.grid import SumGrid
 from secure_fedclust.privacy.identity import Identity
-from secure_fedclust.privacy.masking import ADVERTISE, MASK, SHARE, UNMASK, MaskingClient
+from secure_fedclust.privacy.masking import ADVERTISE, MASK, SHARE, UNMASK
+from secure_fedclust.privacy.masking_client import MaskingClient
 from secure_fedclust.privacy.queries import CellSums, Moments
 from secure_fedclust.privacy.release import Releases, exact_sum
 from secure_fedclust.privacy.secure_sum import Question
@@ -164,6 +165,20 @@ def test_rules_that_protect_nobody_are_refused_before_anybody_is_asked(
     assert not f.requests
 
 
+def test_a_client_takes_no_part_in_a_cohort_of_more_than_were_asked():
+    rules = Rules(3, 1, most_clients=5)
+    rules.check(5)
+    with pytest.raises(ParameterError, match="a cohort of 6 clients, where 5 were asked"):
+        rules.check(6)
+    f = Federation(6, 3)
+    name = f.names[2]
+    f.clients[name] = MaskingClient(replace(f.rules, most_clients=5), f.identities.get(name))
+    assert name not in f.total().survivors
+    [(_, who, error)] = f.refusals
+    assert who == name
+    assert "a cohort of 6 clients, where 5 were asked" in str(error)
+
+
 def test_an_active_server_needs_clients_with_registered_identities():
     rules, mine = Rules(4, 1, active_server=True), Identity()
     for identity, registered in ((None, frozenset()), (mine, frozenset({Identity().public}))):
@@ -195,10 +210,10 @@ def test_from_every_state_only_the_stages_that_are_due_are_answered(active):
             assert before == (repr(vars(f.clients[victim])), len(f.asked_of))
             tried.append((due, stage))
 
-    def ask(stage, requests, bounds):
+    def ask(stage, requests, bounds, read=None):
         # Before a round has begun, the one before is all that could be meant.
         attempt(stage, 4 if stage is ADVERTISE else 9)
-        return f.ask(stage, requests, bounds)
+        return f.ask(stage, requests, bounds, read)
 
     assert is_exact(f, f.total(number=9, ask=ask))
     attempt(None, 9)
@@ -236,13 +251,13 @@ def test_a_new_round_may_begin_at_any_time_and_ends_the_one_before(active, until
 def test_a_round_of_another_run_or_number_is_not_under_way(active):
     f = Federation(4, 4, active=active)
 
-    def ask(stage, requests, bounds):
+    def ask(stage, requests, bounds, read=None):
         if stage is not ADVERTISE:
             for run, number in (("other", 3), (RUN, 2), (RUN, 4)):
                 with pytest.raises(ProtocolError, match=f"round {number} is not under way"):
                     request = {**requests[f.names[0]], "number": number}
                     f.deliver(stage, f.names[0], request, run=run)
-        return f.ask(stage, requests, bounds)
+        return f.ask(stage, requests, bounds, read)
 
     assert is_exact(f, f.total(number=3, ask=ask))
 
@@ -421,8 +436,8 @@ def test_a_question_that_is_not_for_a_sum_of_this_run_is_not_answered(no_noise, 
 
     def total():
         return server_end(spec).total(
-            lambda stage, requests, bounds: session._ask(
-                stage, requests, dict.fromkeys(requests, bounds)
+            lambda stage, requests, bounds, read=None: session._ask(
+                stage, requests, dict.fromkeys(requests, bounds), read
             ),
             NAMES,
             Question(session.run, 0, question, 6, lambda n: 1 << 35, lambda n: 1 << 40),

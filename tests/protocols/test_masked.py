@@ -33,7 +33,7 @@ from secure_fedclust import (
 from secure_fedclust.algorithms import fkm as algorithm
 from secure_fedclust.engines import Fault, InProcessEngine
 from secure_fedclust.messages import read_envelope
-from secure_fedclust.privacy import masking, mechanism
+from secure_fedclust.privacy import masking, masking_stages, mechanism
 from secure_fedclust.privacy.accounting import Limit, epsilon_of, slack_of
 from secure_fedclust.privacy.grid import SumGrid
 from secure_fedclust.privacy.identity import Identity
@@ -535,7 +535,7 @@ def another_identity(replies, **_):
 
 def unknown_identity(replies, run, step):
     stranger = Identity()
-    text = masking.advertised_text(run, step, replies["c1"]["keys"].tobytes())
+    text = masking_stages.advertised_text(run, step, replies["c1"]["keys"].tobytes())
     return replies["c1"] | {
         "identity": np.frombuffer(stranger.public, np.uint8),
         "signature": np.frombuffer(stranger.sign(text), np.uint8),

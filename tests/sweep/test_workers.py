@@ -45,8 +45,8 @@ def command(folder):
     return [sys.executable, "-c", program, *arguments(folder, 2)]
 
 
-def start(folder):
-    (folder / "sweep.toml").write_text(TOML)
+def start(folder, seeds=4):
+    (folder / "sweep.toml").write_text(TOML.replace("seeds = 4", f"seeds = {seeds}"))
     return subprocess.Popen(  # noqa: S603
         command(folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -106,7 +106,7 @@ def test_a_sweep_that_is_killed_leaves_no_process_and_goes_on_where_it_was(tmp_p
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
-    process = start(tmp_path)
+    process = start(tmp_path, seeds=100)  # so that it is not over before the signal comes
     wait_for_runs(tmp_path, 1, process)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=20)

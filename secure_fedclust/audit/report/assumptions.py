@@ -8,7 +8,10 @@ from typing import Literal
 from secure_fedclust.audit.report import trainings
 from secure_fedclust.audit.report.facts import Facts
 from secure_fedclust.audit.report.formulas import states_enough
+from secure_fedclust.errors import ParameterError
 from secure_fedclust.privacy.accounting import MIN_NOISE
+from secure_fedclust.privacy.cohort import Rules
+from secure_fedclust.privacy.graph import Graph
 from secure_fedclust.privacy.ledger import IN_A_SUM
 
 Status = Literal["enforced", "assumed", "violated"]
@@ -52,6 +55,7 @@ def assumptions(facts: Facts) -> list[Assumption]:
         lines += [*_data(facts), *_algorithm(facts), *_training(facts), *_noise(facts)]
     if facts.spec.protection != "none":
         lines += _sums(facts)
+    lines += _connections(facts)
     if facts.spec.is_private:
         lines += [*_bookkeeping(facts), *_outside(facts)]
     lines.append(_code(facts))
@@ -340,10 +344,11 @@ def _steps(facts: Facts) -> Assumption:
 
 def _noise(facts: Facts) -> Iterator[Assumption]:
     sampler = facts.result.sampler
+    status: Status = "enforced" if facts.kept != "by the clients" else "assumed"
     yield Assumption(
         "randomness",
         "Nobody can predict the noise.",
-        "enforced" if sampler == "secure" else "violated",
+        status if sampler == "secure" else "violated",
         _RANDOM + (_RANDOM_IN_TRAINING if _trains(facts) else "")
         if sampler == "secure"
         else f"sampler={sampler!r} is for experiments: its noise can be predicted",
@@ -411,7 +416,8 @@ def _sums(facts: Facts) -> Iterator[Assumption]:
     least = spec.min_survivors
     statement = f"No sum over fewer than {least} clients was opened."
     few = least is None or any(len(each.survivors) < least for each in opened)
-    by_clients = spec.protection == "masking"
+    sparse = _sparse(facts)
+    by_clients = spec.protection == "masking" and not sparse
     status: Status = "violated" if few else "enforced" if by_clients else "assumed"
     why = f"{len(opened)} sum{'s' * (len(opened) != 1)} opened, each over "
     why += f"{min((len(each.survivors) for each in opened), default=0)} clients or more"
@@ -421,6 +427,16 @@ def _sums(facts: Facts) -> Iterator[Assumption]:
         else "; how many are in a sum is the server's word"
     )
     yield Assumption("survivors", statement, status, why)
+    if sparse:
+        yield Assumption(
+            "neighbours",
+            "The server draws at random, anew for each sum, which clients share keys, and who "
+            "fails does not depend on it.",
+            "assumed",
+            f"with {max(each.n_clients for each in opened)} clients each shares keys with some "
+            "others only, and cannot see how they were chosen. If so, masks protect less than they "
+            "should with a probability of 2^-40 a sum",
+        )
     if spec.is_private:
         exact = [each.stage for each in opened if not each.noisy]
         yield Assumption(
@@ -464,6 +480,37 @@ def _sums(facts: Facts) -> Iterator[Assumption]:
         "exchanged by a way that the server cannot change is assumed"
         if spec.active_server
         else "with active_server=True clients would check that themselves",
+    )
+
+
+def _sparse(facts: Facts) -> bool:
+    """Whether there was a sum in which clients shared keys with some others only."""
+    spec = facts.spec
+    if spec.protection != "masking":
+        return False
+    rules = Rules(spec.min_survivors or 0, spec.colluders, active_server=spec.active_server)
+    for opened in facts.result.sums:
+        try:
+            if not Graph.of(opened.n_clients, rules).is_complete:
+                return True
+        except ParameterError:
+            continue  # no such cohort can have been: other lines say so
+    return False
+
+
+def _connections(facts: Facts) -> Iterator[Assumption]:
+    federation = facts.result.federation
+    if federation is None:
+        return
+    yield Assumption(
+        "connections",
+        "Nobody between clients and server reads or changes messages, and each client is the one "
+        "that the server takes it for.",
+        "enforced" if federation.get("encrypted") else "assumed",
+        "by TLS, and a key for each client that was registered beforehand; whether cards and "
+        "certificates were exchanged by a way to trust is for both sides to know"
+        if federation.get("encrypted")
+        else "the run was made with --insecure: without encryption, on one machine",
     )
 
 

@@ -39,7 +39,7 @@ _SAME = ("secure-fedclust", "opendp", "numpy", "scipy")
 
 _PACKAGES = (
     *("secure-fedclust", "numpy", "scipy", "scikit-learn", "opendp"),
-    *("cryptography", "tenseal", "msgpack", "dp-accounting", "torch", "opacus"),
+    *("cryptography", "tenseal", "msgpack", "dp-accounting", "torch", "opacus", "flwr"),
 )
 
 
@@ -349,6 +349,8 @@ def _audit(facts: Facts, called: Names) -> dict[str, Any] | None:
 
 
 def _verify_command(facts: Facts) -> str | None:
+    if facts.kept == "by the clients":
+        return "secure-fedclust ledger verify FILE --against result.json --client NAME"
     if facts.ledger is None:
         return None
     anchor = facts.ledger.anchor

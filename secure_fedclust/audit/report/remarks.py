@@ -14,6 +14,9 @@ def unnoised(facts: Facts, called: Names, labels: bool) -> list[dict[str, Any]]:
     absent = {c for exchange in history for c in exchange.absent} & clients
     aside = {c for exchange in history for c in exchange.rejected} & clients
     who = f"{len(facts.clients)} clients were asked"
+    if refused := (result.federation or {}).get("refused"):
+        words = ", ".join(sorted({str(word) for word in refused.values()}))
+        who += f", and {len(refused)} more that did not take part ({words})"
     for found, what in ((absent, "did not always answer"), (aside, "gave an answer set aside")):
         if found:
             called_here = ", ".join(called(c) for c in facts.clients if c in found)

