@@ -24,12 +24,12 @@ from secure_fedclust.parameters import check_counts
 from secure_fedclust.privacy.accounting import Limit
 from secure_fedclust.privacy.domain import Domain
 from secure_fedclust.privacy.plan import (
-    ALSO_SEEN,
     Feasibility,
     Plan,
     PlannedRelease,
     check_room,
     fallback,
+    on_sums,
 )
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.protocols import refinement
@@ -223,7 +223,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
         summed = math.fsum(release.share for release in releases if release.summed)
         each = spec.protection != "none" and not all(release.summed for release in releases)
         return Plan(
-            guarantee=spec.describe() + (ALSO_SEEN if each else ""),
+            guarantee=spec.describe() + on_sums(spec, n_clients, each),
             limit=limit,
             releases=releases,
             n_clients=n_clients,

@@ -17,7 +17,7 @@ from secure_fedclust.privacy.accounting import Limit, epsilon_of
 from secure_fedclust.privacy.grid import most_records
 from secure_fedclust.privacy.ledger import IN_A_SUM, Ledger, Quorum
 from secure_fedclust.privacy.mechanism import SamplerName
-from secure_fedclust.privacy.plan import ALSO_SEEN, fallback
+from secure_fedclust.privacy.plan import MANY, fallback, on_sums
 from secure_fedclust.privacy.release import ExactSums, Releases
 from secure_fedclust.privacy.secure_sum import Summand
 from secure_fedclust.privacy.spec import PrivacySpec, adversary
@@ -85,11 +85,10 @@ class Run:
                 "NO DP CLAIM: noise from a generator that can be predicted (sampler='fast'), for "
                 f"experiments; sampler='secure' would give {spec.describe()}"
             )
-        sentence = spec.describe()
+        each = bool(self.costs().get("local"))
+        sentence = spec.describe() + on_sums(spec, len(self.session.clients), each)
         if not spec.is_private:
             return sentence
-        if self.costs().get("local"):
-            sentence += ALSO_SEEN
         if self.ledger is None:
             return sentence + OWN_LEDGERS
         if self.own_ledger:
@@ -182,7 +181,9 @@ def on_the_ledger(spec: PrivacySpec, limit: Limit, quorums: Set[Quorum]) -> str:
     colluders = min(quorum.colluders for quorum in quorums)
     active = all(quorum.active_server for quorum in quorums)
     key_holder = any(quorum.key_holder for quorum in quorums)
-    return f"{ending}; all of them together only against {adversary(colluders, active, key_holder)}"
+    against = adversary(colluders, active, key_holder)
+    against += MANY * any(quorum.trusts_server for quorum in quorums)
+    return f"{ending}; all of them together only against {against}"
 
 
 def quorum_of(spec: PrivacySpec) -> Quorum:

@@ -77,6 +77,7 @@ def _init(arguments: argparse.Namespace) -> None:
 
 def _show(arguments: argparse.Namespace) -> None:
     from secure_fedclust.privacy.ledger import Ledger
+    from secure_fedclust.privacy.plan import MANY
     from secure_fedclust.privacy.spec import adversary
 
     with Ledger.open(arguments.file, read_only=True) as ledger:
@@ -109,7 +110,7 @@ def _show(arguments: argparse.Namespace) -> None:
         for quorum in sorted(ledger.quorums()):
             print(
                 f"some releases are in sums over {quorum.min_survivors} clients or more, and hold "
-                f"against {adversary(*quorum[1:])}"
+                f"against {adversary(*quorum[1:])}" + MANY * quorum.trusts_server
             )
         if clients:
             print_table(list(clients[0]), [list(client.values()) for client in clients])

@@ -46,7 +46,7 @@ from secure_fedclust.errors import (
 from secure_fedclust.messages import read_envelope
 from secure_fedclust.privacy.accounting import Limit
 from secure_fedclust.privacy.ledger import Anchor, Ledger
-from secure_fedclust.privacy.plan import ALSO_SEEN, fallback
+from secure_fedclust.privacy.plan import fallback, on_sums
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.protocols.checkpoint import Memory, replace_file
 from secure_fedclust.protocols.client import Client, PrivateClient
@@ -195,7 +195,7 @@ class Participant(ABC):
             offer.algorithm,
             offer.n_clients,
             spec.describe(),
-            ALSO_SEEN * self._is_seen_alone(offer, spec),
+            on_sums(spec, offer.n_clients, self._is_seen_alone(offer, spec)),
         )
         if spec.is_private and spec.protection != "none":
             _log.info("%s", fallback(spec, Limit.of(*spec.target()), local=0.0, sums=1.0))

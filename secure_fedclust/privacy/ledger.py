@@ -80,6 +80,11 @@ class Quorum(NamedTuple):
     active_server: bool
     key_holder: bool
 
+    @property
+    def trusts_server(self) -> bool:
+        """Whether they are under masks, and the server is taken to keep to the protocol."""
+        return not self.active_server and not self.key_holder
+
 
 class Anchor(NamedTuple):
     """How many rows a ledger had and the hash of the last: it cannot go back behind that."""

@@ -321,6 +321,9 @@ class MaskingClient(Summand):
         known = [row.tobytes() for row in identities]
         if not len(rows) == len(known) == len(set(known)):
             raise ProtocolError("the cohort needs a different identity for each client")
+        own = known[rows.index(round_.public)]
+        if self._identity is None or own != self._identity.public:
+            raise ProtocolError("the keys of this client stand under another identity")
         for row, identity, signature in zip(rows, known, signatures, strict=True):
             if identity not in self._registered:
                 raise ProtocolError("the cohort has a client that is not registered")

@@ -24,8 +24,8 @@ from secure_fedclust.privacy.masks import (
     public_key,
 )
 
-MOST_TRIES = 32
-"""Holders that are left out, one after the other, in search of one whose shares are wrong."""
+MOST_TRIES = 128
+"""Sets of holders that secrets are put together from, in search of one without wrong shares."""
 
 _AT_A_TIME = 1 << 21  # numbers that secrets are joined from
 
@@ -84,8 +84,8 @@ class Opening:
     def _secrets(self) -> dict[int, bytes]:
         """The secrets that are opened, one of each member, which must fit what it has sent before.
 
-        One holder of wrong shares is found by leaving out one after the other, where enough are
-        left without it.
+        Where one does not, a holder's shares are wrong. All holders are left out in turn, as many
+        at a time as can be spared: one that is wrong is done without if at least one can be.
         """
         least, found = self.graph.threshold, dict[int, bytes]()
         wanted = np.flatnonzero(self.member)
@@ -96,14 +96,15 @@ class Opening:
                 f"{self.names[few[0]]} are left. No sum was opened, and what was charged for it "
                 "stays charged: run again when they are back"
             )
-        for left_out in (None, *range(min(least, MOST_TRIES))):
-            if left_out is not None:
-                wanted = wanted[self._held[wanted].sum(axis=1) > least]
+        for turn in range(MOST_TRIES):
+            spare = self._held[wanted].sum(axis=1) - least
+            # The first turn leaves out the last holders, the others all that are before those.
+            wanted = wanted[(turn == 0) | ((turn - 1) * spare < least * (spare > 0))]
+            if not len(wanted):
+                break
             pieces = -(-len(wanted) * least * KEY_BYTES // _AT_A_TIME)
-            for owners in np.array_split(wanted, pieces) if pieces else ():
-                for place, secret in zip(
-                    owners.tolist(), self._joined(owners, left_out), strict=True
-                ):
+            for owners in np.array_split(wanted, pieces):
+                for place, secret in zip(owners.tolist(), self._joined(owners, turn), strict=True):
                     if secret is not None and self._fits(place, secret):
                         found[place] = secret
             wanted = np.array([place for place in wanted if place not in found], dtype=np.int64)
@@ -116,14 +117,14 @@ class Opening:
                 )
         return found
 
-    def _joined(self, owners: Ints, left_out: int | None) -> list[bytes | None]:
-        """A secret of each owner, from the first of its holders, without one of them."""
-        least = self.graph.threshold
+    def _joined(self, owners: Ints, turn: int) -> list[bytes | None]:
+        """A secret of each owner, from as few of its holders as are needed, others in each turn."""
+        least, held = self.graph.threshold, self._held[owners]
+        there = held.sum(axis=1, keepdims=True)
         # Those that are there come first, in order.
-        holders = np.argsort(~self._held[owners], axis=1, kind="stable")
-        if left_out is not None:
-            holders = np.delete(holders, left_out, axis=1)
-        holders = holders[:, :least]
+        holders = np.argsort(~held, axis=1, kind="stable")
+        chosen = (turn * (there - least) + np.arange(least)) % there
+        holders = np.take_along_axis(holders, chosen, axis=1)
         shares = self._shares[owners[:, None], holders].swapaxes(0, 1)
         # On a complete graph all have the same holders.
         distinct, which = np.unique(holders + 1, axis=0, return_inverse=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from secure_fedclust.privacy.accounting import Limit, epsilon_of
 from secure_fedclust.privacy.ckks_parameters import PRESETS, Parameters, Preset
+from secure_fedclust.privacy.graph import SPARSE_FROM
 from secure_fedclust.privacy.grid import SumNeeds
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.privacy.terms import MAX_EPSILON
@@ -267,6 +268,27 @@ def _needs(release: PlannedRelease, spec: PrivacySpec, limit: Limit, n_clients: 
 
 ALSO_SEEN = "; the server also sees each client's answers, with noise enough by itself"
 """What a guarantee about sums adds, where not all is sums."""
+
+MANY = (
+    f"; sums over {SPARSE_FROM} clients or more assume besides that clients on the server's side "
+    "keep to the protocol, too, and hold but for a probability of 2^-40 each"
+)
+"""What it adds where clients under masks do not share keys with all others."""
+
+
+def on_sums(spec: PrivacySpec, n_clients: int, each: bool) -> str:
+    """What a guarantee adds to that of its spec, where there are sums.
+
+    Parameters
+    ----------
+    spec : PrivacySpec
+    n_clients : int
+        Clients that are asked.
+    each : bool
+        Whether the server sees answers of each client, too.
+    """
+    passive = spec.protection == "masking" and not spec.active_server
+    return MANY * (passive and n_clients >= SPARSE_FROM) + ALSO_SEEN * each
 
 
 def fallback(spec: PrivacySpec, limit: Limit, local: float, sums: float) -> str | None:

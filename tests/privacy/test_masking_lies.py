@@ -9,7 +9,7 @@ import pytest
 
 from secure_fedclust import ProtocolError
 from secure_fedclust.errors import AggregationAborted
-from secure_fedclust.privacy import masking_stages, shamir
+from secure_fedclust.privacy import masking_stages, masks, shamir
 from secure_fedclust.privacy.cohort import LARGEST_COHORT
 from secure_fedclust.privacy.identity import is_signed
 from secure_fedclust.privacy.masking import (
@@ -19,7 +19,8 @@ from secure_fedclust.privacy.masking import (
     SHARE,
     UNMASK,
 )
-from secure_fedclust.privacy.masking_client import MaskingClient
+from secure_fedclust.privacy.masking_client import MaskingClient, _Round
+from secure_fedclust.privacy.masks import KEY_BYTES
 
 from .masking_federation import (
     NOTHING,
@@ -317,6 +318,23 @@ def keys_and_signature_of_an_earlier_round(world):
 @lie(SHARE, "active", "did not sign")
 def keys_signed_for_another_run(world):
     return replaced(world, 2, *advertised(world.identity(2), 1, run="other"))
+
+
+@lie(SHARE, "active", "under another identity")
+def own_keys_under_the_identity_of_another(world):
+    kept = [0, 1, 2, 4]
+    told = {name: world.request[name][kept] for name in ("keys", "identities", "signatures")}
+    told["identities"][0] = world.request["identities"][3]
+    text = masking_stages.advertised_text(RUN, 1, told["keys"][0].tobytes())
+    told["signatures"][0] = np.frombuffer(world.identity(3).sign(text), dtype=np.uint8)
+    return world.with_(**told)
+
+
+@lie(MASK, BOTH, "what member 3 sent are no shares")
+def shares_that_are_no_numbers_of_the_field(world):
+    key = world.federation.clients[world.me]._round.channels[3]
+    sealed = masks.seal(key, 3, 0, np.full(64, shamir.PRIME, dtype="<u2").tobytes())
+    return world.put("sealed", 3, np.frombuffer(sealed, dtype=np.uint8))
 
 
 @lie(MASK, BOTH, "in order and once")
@@ -931,6 +949,58 @@ def test_garbage_instead_of_shares_stops_the_round(active, value, drops_out):
     # Whatever comes out would be in range: it is what was sent before that tells.
     with pytest.raises(AggregationAborted):
         f.total(largest=(1 << 63) - 1)
+
+
+class _LowOrderRound(_Round):
+    @property
+    def public(self):
+        return super().public[:KEY_BYTES] + bytes(KEY_BYTES)
+
+
+class LowOrder(MaskingClient):
+    """Has a mask key with which everybody agrees on zero, and goes on with it."""
+
+    def _advertise(self, run, number):
+        reply = super()._advertise(run, number)
+        self._round.__class__ = _LowOrderRound
+        return reply | {"keys": np.frombuffer(self._round.public, dtype=np.uint8)}
+
+
+def test_a_mask_key_that_others_would_refuse_costs_its_owner_only():
+    f = Federation(6, 4)
+    f.clients[CULPRIT] = LowOrder(f.rules)
+    total = f.total()
+    assert is_exact(f, total)
+    assert set(total.survivors) == set(f.names) - {CULPRIT}
+    assert not f.refusals
+
+
+@each_mode
+@pytest.mark.parametrize("liar", [0, 31, 32, 39, 40, 58])
+def test_one_holder_of_wrong_shares_is_done_without_wherever_it_stands(active, liar):
+    f = Federation(60, 40, active=active, length=1)
+    # As few stay as leave one to spare, or all of them.
+    f.lost = [(UNMASK, name) for name in f.names[41:]] if liar < 41 else []
+    f.on_reply = sends_wrong_shares(f.names[liar])
+    assert is_exact(f, f.total())
+
+
+@each_mode
+def test_one_holder_of_wrong_shares_stops_a_sum_that_nobody_can_be_spared_for(active):
+    f = Federation(60, 40, active=active, length=1)
+    f.lost = [(UNMASK, name) for name in f.names[40:]]
+    f.on_reply = sends_wrong_shares(f.names[7])
+    with pytest.raises(AggregationAborted, match="did not follow the protocol"):
+        f.total()
+
+
+def sends_wrong_shares(liar):
+    def on_reply(stage, name, reply):
+        if stage is UNMASK and name == liar:
+            return {"shares": (reply["shares"] + 1) % shamir.PRIME}
+        return reply
+
+    return on_reply
 
 
 @each_mode

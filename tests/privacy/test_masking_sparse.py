@@ -223,6 +223,12 @@ def more_members_than_clients(f, name, request):
     return {**request, "n_members": N + 1}
 
 
+@refused(MASK, "104 clients are said to be left, of whom this one sees")
+def all_members_in_spite_of_a_neighbour_that_is_gone(f, name, request):
+    gone = {"members": request["members"][1:], "sealed": request["sealed"][1:]}
+    return {**request, **gone, "n_members": N}
+
+
 @refused(MASK, "not among the members")
 def members_without_it(f, name, request):
     middle = len(f.requests[f.number, SHARE, name]["keys"]) // 2

@@ -10,7 +10,7 @@ from secure_fedclust.errors import ParameterError
 from secure_fedclust.messages import KEY_HOLDER
 from secure_fedclust.privacy.accounting import Limit, epsilon_of
 from secure_fedclust.privacy.ledger import IN_A_SUM, Anchor, Quorum, Row
-from secure_fedclust.privacy.plan import ALSO_SEEN, fallback
+from secure_fedclust.privacy.plan import fallback, on_sums
 from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.result import MEANING, Exchange, FedClustResult, OpenedSum
 from secure_fedclust.run import ALL_RUNS, EXPERIMENTS, NO_LEDGER, OWN_LEDGERS, quorum_of
@@ -41,7 +41,7 @@ def participants(result: FedClustResult) -> tuple[str, ...]:
 def sentence(result: FedClustResult, spec: PrivacySpec) -> str:
     """What a run claims, but for how it ends: of the spec, and of what the server saw."""
     each = spec.protection != "none" and any(e.form == "noisy" for e in result.history)
-    return spec.describe() + (ALSO_SEEN if each else "")
+    return spec.describe() + on_sums(spec, len(participants(result)), each)
 
 
 def stated_ending(result: FedClustResult, spec: PrivacySpec) -> str:
