@@ -282,6 +282,7 @@ def test_a_masked_run_says_what_it_assumes_and_so_do_its_plan_and_its_ledger(
     assert main(["ledger", "show", str(out / "ledger.sqlite")]) == 0
     shown = capsys.readouterr().out
     assert "in sums over 3 clients or more, and hold against the server" in shown
+    assert "sums over 100 clients or more assume besides" in shown
     assert main(["ledger", "show", str(out / "ledger.sqlite"), "--json"]) == 0
     [quorum] = json.loads(capsys.readouterr().out)["sums"]
     assert quorum == {

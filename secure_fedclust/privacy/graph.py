@@ -130,7 +130,7 @@ def sparse_parameters(n_clients: int, colluders: int, dropouts: int) -> tuple[in
     """An even degree that is safe, and its threshold; None if nearly all would be neighbours.
 
     The threshold is the largest that dropouts allow. The degree is found by halving: the next
-    smaller one is not safe.
+    smaller even one is not safe.
     """
     most = min(n_clients - 2, LARGEST_COHORT - 1) // 2
     high = 1

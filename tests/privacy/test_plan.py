@@ -18,6 +18,7 @@ from secure_fedclust import (
     PrivacySpec,
     PrivacyWarning,
 )
+from secure_fedclust.privacy.plan import MANY
 
 MODELS = {
     "FKM": FKM(5),
@@ -225,3 +226,9 @@ def test_what_fit_refuses_cannot_be_planned_either():
 def test_without_a_guarantee_there_is_nothing_to_plan():
     with pytest.raises(ParameterError, match="no epsilon to work with"):
         PrivacySpec.none(reason="test").plan(FKM(5), n_clients=3, n_features=2)
+
+
+@pytest.mark.parametrize(("n", "active", "said"), [(99, False, 0), (100, False, 1), (100, True, 0)])
+def test_what_a_guarantee_assumes_where_not_all_share_keys_with_all_is_in_the_plan(n, active, said):
+    spec = spec_of(2, protection="masking", active_server=active)
+    assert spec.plan(FKM(5), n_clients=n, n_features=2).guarantee.count(MANY) == said

@@ -38,6 +38,7 @@ from secure_fedclust.privacy.accounting import Limit, epsilon_of, slack_of
 from secure_fedclust.privacy.grid import SumGrid
 from secure_fedclust.privacy.identity import Identity
 from secure_fedclust.privacy.masking import MASK
+from secure_fedclust.privacy.plan import MANY
 from secure_fedclust.privacy.queries import CellSums
 from secure_fedclust.privacy.release import ExactSums, Releases
 from secure_fedclust.privacy.secure_sum import PlainSum, PlainSummand
@@ -147,6 +148,7 @@ def test_the_guarantee_names_colluders_survivors_and_what_the_server_may_do():
     said = fit(FKM(3), records(2), spec_of(2), sampler="secure").guarantee_
     assert "the server, which keeps to the protocol, with up to one client on its side" in said
     assert "if every sum is over 4 clients or more" in said
+    assert MANY not in said, "five clients share keys with all others"
     assert "signing keys from elsewhere" in spec_of(2, active_server=True).describe()
     assert "no client on its side" in spec_of(2, colluders=0).describe()
 
@@ -591,6 +593,7 @@ def test_all_runs_together_claim_no_more_than_the_weakest_of_them(tmp_path):
     for spec in (trusting, local, active, spec_of(2, epsilon=1.0, colluders=2)):
         said = fit(FKM(3), records(2), spec, **given).guarantee_
         assert f"{together}no client on its side" in said
+        assert said.endswith(MANY), "nobody knows how many clients there were in those runs"
 
 
 def test_several_records_of_a_person_count_in_the_fallback_too():

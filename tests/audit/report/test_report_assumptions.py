@@ -9,6 +9,7 @@ from secure_fedclust.audit.report.assumptions import assumptions
 from secure_fedclust.audit.report.content import report_of
 from secure_fedclust.audit.report.facts import gather
 from secure_fedclust.audit.report.remarks import unnoised
+from secure_fedclust.privacy.plan import MANY
 
 from .report_world import SYSTEMS, audit_of, finding, fit, fitted, new_ledger, spec
 
@@ -77,6 +78,7 @@ def test_many_clients_take_the_servers_word_for_the_quorum_and_for_who_shares_ke
     clients = {f"site {i}": rng.uniform(0, 9, (3, 2)) for i in range(100)}
     model = FKM(2, seeding="public", n_rounds=1)
     facts = facts_of(fit(model, spec(protection="masking"), clients=clients))
+    assert MANY in facts.result.guarantee and MANY.endswith("probability of 2^-40 each")
     found = lines(facts)
     assert found["survivors"].status == "assumed" and "server's word" in found["survivors"].why
     assert found["neighbours"].status == "assumed" and "2^-40" in found["neighbours"].why
