@@ -74,7 +74,7 @@ class PlanConfig:
     @classmethod
     def read(cls, path: str | Path) -> Self:
         """Read a file without touching the data that it names."""
-        content = read_toml(Path(path), RUN_KEYS)
+        content = read_toml(Path(path), RUN_KEYS | {"server"})
         estimator = model_of(content, Path(path).parent)
         data = table_of(content, "data") if "data" in content else {}
         n_clients = None

@@ -42,7 +42,12 @@ class CheckpointError(SecureFedClustError):
 
 
 class NotAdmitted(SecureFedClustError):
-    """The ends of a federation do not let each other in: key, certificate, version, policy."""
+    """The ends of a federation do not let each other in: key, certificate, version, policy.
+
+    `refused` are parties that have said so, where the server gives up a run before it has begun.
+    """
+
+    refused: tuple[str, ...] = ()
 
 
 class PolicyRefusal(NotAdmitted):

@@ -86,7 +86,8 @@ def _server(arguments: argparse.Namespace) -> None:
         ),
         on_result=lambda model: _save(model.result_, result),
     )
-    command = ["secure-fedclust", "server", str(arguments.config), "--out", str(arguments.out)]
+    # The folder has a result now, and is refused.
+    command = ["secure-fedclust", "server", str(arguments.config), "--out", "NEW_FOLDER"]
     if arguments.checkpoint is not None:
         command += ["--checkpoint", str(arguments.checkpoint)]
     command += ["--insecure"] * arguments.insecure
@@ -110,6 +111,8 @@ def _client(arguments: argparse.Namespace) -> None:
     from secure_fedclust.deployment.config import ClientConfig
 
     take_part = _ready("take_part", arguments.quiet)
+    if arguments.out is not None:
+        make_folder(arguments.out)
     take_part(
         ClientConfig.read(arguments.config),
         arguments.data,
@@ -143,11 +146,16 @@ def _register(arguments: argparse.Namespace) -> None:
         print(f"registered {card.name}, fingerprint {card.fingerprint}: compare it with its owner")
 
 
+_LONGEST = 4000
+
+
 class _Lines(logging.Formatter):
     """A line for each record, whatever the other end has put into it."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = super().formatMessage(record)
+        if len(line) > _LONGEST:
+            line = f"{line[:_LONGEST]}... ({len(line)} characters)"
         return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
 
 

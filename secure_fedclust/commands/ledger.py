@@ -134,6 +134,11 @@ def _verify(arguments: argparse.Namespace) -> None:
             ledger.verify(anchors)
         except LedgerError as error:
             names = {row.charge.client for row in ledger.rows()}
+            if arguments.client and names and not names & set(arguments.client):
+                raise LedgerError(
+                    f"{error} (it has releases of {', '.join(sorted(names))} only, and --client is "
+                    f"{', '.join(arguments.client)})"
+                ) from error
             if not arguments.against or arguments.client or len(names) != 1:
                 raise
             raise LedgerError(

@@ -90,12 +90,13 @@ class Region:
     Attributes
     ----------
     ranges : mapping of column to (low, high), or None
-    bound, center : float, sequence of float, or None
+    bound : float or None
+    center : mapping of column to float, or None
     """
 
     ranges: Mapping[str, tuple[float, float]] | None
     bound: float | None
-    center: Sequence[float] | None
+    center: Mapping[str, float] | None
 
     def check(self, spec: PrivacySpec, columns: Sequence[str]) -> None:
         """Refuse a run on these columns whose privacy spec has another region."""
@@ -113,7 +114,7 @@ class Region:
                 )
             return
         center = None if spec.center is None else tuple(spec.center)
-        own = None if self.center is None else tuple(self.center)
+        own = None if self.center is None else tuple(map(self.center.get, columns))
         if (spec.bound, center) != (self.bound, own):
             raise ParameterError(
                 f"the run has bound {spec.bound} and center {center}, this client's are "
@@ -161,12 +162,12 @@ class ClientConfig:
         address_of(content.get("server"), f"{where}: server")
         data = table_of(content, "data") if "data" in content else {}
         refuse_unknown(data, _DATA, "[data]")
-        region = _region(data)
-        columns = list(region.ranges) if region.ranges is not None else None
-        if "columns" in data:
-            columns = list(_texts(data["columns"], "[data] columns"))
-            if region.ranges is not None and set(columns) != set(region.ranges):
+        columns = list(_texts(data["columns"], "[data] columns")) if "columns" in data else None
+        region = _region(data, columns)
+        if region.ranges is not None:
+            if columns is not None and set(columns) != set(region.ranges):
                 raise ParameterError("[data] columns and [data.ranges] name different columns")
+            columns = columns or list(region.ranges)
         certificate = _text(content, "certificate", where, None)
         ledger = _text(content, "ledger", where, None)
         return cls(
@@ -201,7 +202,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _region(data: Mapping[str, Any]) -> Region:
+def _region(data: Mapping[str, Any], columns: Sequence[str] | None) -> Region:
     ranges = data.get("ranges")
     if ranges is not None:
         if not isinstance(ranges, dict) or not all(
@@ -215,7 +216,14 @@ def _region(data: Mapping[str, Any]) -> Region:
         if ranges is not None:
             raise ParameterError("[data] has both ranges and a bound: give one of them")
         spec = PrivacySpec(epsilon=1.0, delta=0.1, bound=bound, center=center)
-        bound, center = spec.bound, spec.center
+        bound = spec.bound
+        if spec.center is not None:
+            if len(columns or ()) != len(spec.center):
+                raise ParameterError(
+                    f"[data] center has {len(spec.center)} numbers: name as many columns, in "
+                    "columns, to which they belong"
+                )
+            center = dict(zip(columns or (), spec.center, strict=True))
     return Region(ranges, bound, center)
 
 

@@ -10,12 +10,21 @@ from typing import Any, Final
 import numpy as np
 
 from secure_fedclust.base import FederatedClusterer, plain_parameters
-from secure_fedclust.deployment.offer import Ending, Offer, Reply, Stranger, both_versions, decode
+from secure_fedclust.deployment.offer import (
+    Ending,
+    Offer,
+    Reply,
+    Stranger,
+    anchor_of,
+    both_versions,
+    decode,
+)
 from secure_fedclust.engines.base import Engine
 from secure_fedclust.errors import LedgerError, NotAdmitted, ParameterError, ProtocolError
 from secure_fedclust.messages import KEY_HOLDER
 from secure_fedclust.privacy.cohort import SMALLEST_COHORT
 from secure_fedclust.privacy.identity import Identity
+from secure_fedclust.privacy.spec import PrivacySpec
 from secure_fedclust.protocols.checkpoint import replace_file
 from secure_fedclust.protocols.federation import Federation
 from secure_fedclust.protocols.sums import with_quorum
@@ -24,6 +33,8 @@ from secure_fedclust.run import check_available, generator, require_spec
 
 NOT_SENT: Final = ("random_state", "sampler")
 """Parameters that are no business of the clients."""
+
+_SILENT = "no answer"
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +102,7 @@ def enrol(
         if key_holder is None:
             raise ParameterError("protection='ckks' needs a key holder: name one in [server]")
         offers[KEY_HOLDER] = offer(key_holder, 0, "key holder")
-    answers = dict.fromkeys(offers, "no answer")
+    answers = dict.fromkeys(offers, _SILENT)
     members: dict[str, tuple[int, str] | None] = {}
     for party, data in engine.exchange(offers):
         answers[party], anchor = _answer(party, run, data, seen.get(party))
@@ -101,16 +112,16 @@ def enrol(
     for party, answer in missing.items():
         _log.warning("%s does not take part: %s", party, answer)
     clients = [name for name in names if name in members]
-    least = min_clients or 1
-    if spec.protection != "none":
-        least = max(least, spec.min_survivors or 1, SMALLEST_COHORT)
+    least = fewest(spec, min_clients)
     if len(clients) < least or KEY_HOLDER in missing:
         why = "; ".join(f"{party}: {answer}" for party, answer in missing.items())
-        raise NotAdmitted(
+        error = NotAdmitted(
             f"{len(clients)} of {len(names)} clients take part, {least} are needed"
             + (", and a key holder" if spec.protection == "ckks" else "")
             + f" ({why}). Their logs say more; nothing was charged"
         )
+        error.refused = tuple(p for p, answer in missing.items() if answer != _SILENT)
+        raise error
     _log.info("run %s: %s take part", run, ", ".join(members))
     found = {name: anchor for name, anchor in members.items() if anchor is not None}
     return Federation(
@@ -124,6 +135,14 @@ def enrol(
         anchors=found,
         refused=missing,
     )
+
+
+def fewest(spec: PrivacySpec, min_clients: int | None) -> int:
+    """With fewer clients that take part there is no run."""
+    least = min_clients or 1
+    if spec.protection != "none":
+        least = max(least, spec.min_survivors or 1, SMALLEST_COHORT)
+    return least
 
 
 def check_secure(model: FederatedClusterer) -> None:
@@ -164,8 +183,8 @@ class Anchors:
             return {}
         try:
             content = json.loads(self._path.read_text(encoding="utf-8"))
-            return {str(name): (int(rows), str(head)) for name, (rows, head) in content.items()}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+            return {str(name): anchor_of(anchor) for name, anchor in content.items()}
+        except (OSError, ValueError, AttributeError, ProtocolError) as error:
             raise LedgerError(f"{self._path} cannot be read: {error}") from error
 
     def keep(self, anchors: Mapping[str, tuple[int, str]]) -> None:
@@ -199,12 +218,15 @@ def _answer(
     if reply.answer == "version":
         theirs = Stranger(reply.protocol, reply.version)
         return both_versions(theirs), None
-    match reply.anchor:
-        case [int(rows), str(head)]:
-            if seen is not None and rows < seen[0]:
-                return f"its ledger has {rows} rows, and had {seen[0]}: an old copy", None
-            return reply.answer, (rows, head)
-    return reply.answer, None
+    if reply.anchor is None:
+        return reply.answer, None
+    try:
+        anchor = anchor_of(reply.anchor)
+    except ProtocolError as error:
+        return f"it has answered something else: {error}", None
+    if seen is not None and anchor[0] < seen[0]:
+        return f"its ledger has {anchor[0]} rows, and had {seen[0]}: an old copy", None
+    return reply.answer, anchor
 
 
 def _seed(rng: np.random.Generator) -> list[int]:

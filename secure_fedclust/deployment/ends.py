@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from secure_fedclust.base import FederatedClusterer
 from secure_fedclust.datasets import read_client
 from secure_fedclust.deployment.config import ClientConfig, ServerConfig, address_of, is_loopback
-from secure_fedclust.deployment.coordinator import Anchors, check_secure, end, enrol
+from secure_fedclust.deployment.coordinator import Anchors, check_secure, end, enrol, fewest
 from secure_fedclust.deployment.keys import SERVER, Keys, fingerprint_of
 from secure_fedclust.deployment.participant import (
     ClientParticipant,
@@ -42,6 +41,9 @@ ANCHORS: Final = "anchors.json"
 _LOOK: Final = 0.1
 _FAREWELL: Final = 10.0
 """Seconds that the others have to hear of the end of a run once the first one has."""
+
+_LAST_RESULT: Final = 10.0
+"""Seconds that a client which is told to stop still takes for a result. The next start goes on."""
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +75,11 @@ def run_server(
 
     _check_insecure(insecure, config.host)
     keys = Keys.read(config.keys)
+    if keys.card.name != SERVER:
+        raise ParameterError(
+            f"{config.keys} has the keys of {keys.card.name}: give those of a server, which `keys "
+            "init DIR --host HOST` makes"
+        )
     parties = _parties(config, keys)
     _check_model(config, len(parties) - (config.key_holder is not None))
     if not insecure:
@@ -122,7 +129,9 @@ def run_server(
             anchors.keep(federation.anchors)
             farewell.parties = federation.parties
             config.model.fit(federation, checkpoint=checkpoint)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, NotAdmitted):
+                farewell.parties = [p for p in farewell.parties if p not in error.refused]
             if checkpoint is None or run_in(checkpoint) is None:  # else it can be gone on with
                 _log.warning("giving up run %s, and telling those that were asked", run)
                 farewell.engine = reach(timeout=min(config.timeout, _FAREWELL))
@@ -173,6 +182,11 @@ def take_part(
     if config.certificate is not None and not config.certificate.is_file():
         raise ParameterError(f"there is no file {config.certificate}: ask for the server's ca.pem")
     keys = Keys.read(config.keys)
+    if keys.card.name == SERVER:
+        raise ParameterError(
+            f"{config.keys} has the keys of a server: give those of a client, which `keys init DIR "
+            "--name NAME` makes"
+        )
     _ = keys.identity, keys.roster  # to find out now what is wrong with them
     if not insecure and config.certificate is not None:
         authority = fingerprint_of(config.certificate)
@@ -190,17 +204,21 @@ def take_part(
     ):
         participant.resume()
         # What a result is good for is found out aside: the server sees when this node looks again.
-        with _signals(node.stop) as caught, ThreadPoolExecutor(max_workers=1) as aside:
+        results = _Aside(participant.finish)
+        with _signals(node.stop) as caught:
+            results.again()  # those that an earlier process has left
             try:
                 node.serve(
                     participant.handle,
-                    lambda: _log.info("connected to %s", config.server),
-                    lambda: aside.submit(participant.finish),
+                    lambda: _log.info(
+                        "connected to %s%s", config.server, " WITHOUT ENCRYPTION" * insecure
+                    ),
+                    results.again,
                 )
             finally:
                 if signal.SIGINT in caught:
                     participant.leave()
-            aside.submit(participant.finish)
+            results.finish(_LAST_RESULT if caught else None)
 
 
 def participant_of(
@@ -225,6 +243,10 @@ def participant_of(
     # Read once: whether a client takes part in a run must not depend on its records.
     records = read_client(data, name, config.columns, config.person_column, allow_none=True)
     ledger = None if config.ledger is None else Ledger.open(config.ledger)
+    if ledger is None:
+        _log.warning("no ledger is named: runs with differential privacy will be refused")
+    if not any(map(len, records.values())):
+        _log.warning("%s has no records: this client takes part all the same, and pays", data)
     return ClientParticipant(
         keys,
         policy,
@@ -270,7 +292,9 @@ def _wait(grid: "Grid", nodes: dict[str, int], config: ServerConfig) -> None:
             before = missing
         time.sleep(_LOOK)
     clients = [name for name in nodes if name not in (*missing, config.key_holder)]
-    least = config.min_clients or 1
+    n_clients = len(nodes) - (config.key_holder is not None)
+    spec = with_quorum(require_spec(config.model.privacy), n_clients)
+    least = fewest(spec, config.min_clients)
     if len(clients) < least or config.key_holder in missing:
         needed = f"{len(clients)} clients are there, of at least {least}"
         if config.key_holder in missing:
@@ -304,6 +328,33 @@ def _check_model(config: ServerConfig, n_clients: int) -> None:
         raise ParameterError(
             f"[server] min_clients = {config.min_clients}: {n_clients} clients are registered"
         )
+
+
+class _Aside:
+    """Does a job again whenever that is asked for, in a thread that ends with this process."""
+
+    def __init__(self, job: Callable[[], object]) -> None:
+        self._job, self._wake, self._over = job, threading.Event(), False
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def again(self) -> None:
+        """Have it done once more, when it is not being done."""
+        self._wake.set()
+
+    def finish(self, seconds: float | None) -> None:
+        """Have it done for the last time, and wait so long for that."""
+        self._over = True
+        self._wake.set()
+        self._thread.join(seconds)
+
+    def _work(self) -> None:
+        last = False
+        while not last:
+            self._wake.wait()
+            self._wake.clear()
+            last = self._over
+            self._job()
 
 
 @contextmanager

@@ -182,9 +182,9 @@ class Keys:
         place = Path(folder)
         cards = sorted(place.glob("*.card"))
         if len(cards) != 1:
+            found = f"has {len(cards)} cards" if place.is_dir() else "is no folder"
             raise ParameterError(
-                f"{place} has {len(cards)} cards: give the folder that `secure-fedclust keys init` "
-                "has made"
+                f"{place} {found}: give the folder that `secure-fedclust keys init` has made"
             )
         return cls(place, Card.read(cards[0]))
 

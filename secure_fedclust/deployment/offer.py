@@ -11,12 +11,15 @@ from typing import Any, Final, Literal, Self, get_args
 
 from secure_fedclust import __version__
 from secure_fedclust.errors import ProtocolError
-from secure_fedclust.messages import MAX_BYTES
+from secure_fedclust.messages import ANCHOR, MAX_BYTES
 
 PROTOCOL: Final = 1
 """Changes whenever ends of an older version would misunderstand what they are sent."""
 
 _GREETING = b"secure_fedclust greeting\n"
+
+MOST_GREETING = 1 << 22
+"""Bytes of a message other than an ending, which has a result."""
 
 Role = Literal["client", "key holder"]
 Answer = Literal["yes", "version", "policy", "ledger", "configuration", "failed"]
@@ -34,8 +37,8 @@ class Message:
         """The message as bytes."""
         content = {"kind": type(self).__name__} | asdict(self)
         data = _GREETING + json.dumps(content, allow_nan=False).encode()
-        if len(data) > MAX_BYTES:
-            raise ProtocolError(f"{type(self).__name__}: {len(data)} bytes, at most {MAX_BYTES}")
+        if len(data) > _most(data):
+            raise ProtocolError(f"{type(self).__name__}: {len(data)} bytes, at most {_most(data)}")
         return data
 
     @classmethod
@@ -150,7 +153,7 @@ class Stranger:
 def decode(data: bytes) -> Offer | Reply | Ending | Stranger:
     """Read a message; of another version only which it is can be told."""
     try:
-        if not is_greeting(data) or len(data) > MAX_BYTES:
+        if not is_greeting(data) or len(data) > _most(data):
             raise ValueError("not a greeting")
         content = json.loads(data[len(_GREETING) :], parse_constant=_no_number)
         kind, protocol, version = content.pop("kind"), content["protocol"], content["version"]
@@ -170,6 +173,27 @@ def decode(data: bytes) -> Offer | Reply | Ending | Stranger:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ProtocolError(f"a greeting that cannot be read: {error}") from error
     return message  # type: ignore[return-value]
+
+
+def _most(data: bytes) -> int:
+    """How long a message may be, before any of it is read."""
+    return MAX_BYTES if data.startswith(_GREETING + b'{"kind": "Ending"') else MOST_GREETING
+
+
+def anchor_of(given: Any) -> tuple[int, str]:
+    """Where a ledger stands, as the other end says: how many rows it has, and the last one's hash.
+
+    Raises
+    ------
+    ProtocolError
+        If it could not be: it is kept, and sent back.
+    """
+    if not isinstance(given, list) or len(given) != len(ANCHOR):
+        raise ProtocolError("the anchor is not a number of rows and a hash")
+    rows, head = (
+        field.unpack(name, each) for (name, field), each in zip(ANCHOR.items(), given, strict=True)
+    )
+    return rows, head
 
 
 def _no_number(name: str) -> None:

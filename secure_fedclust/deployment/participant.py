@@ -5,7 +5,6 @@ its protocol's client knows (`protocols/checkpoint.py`), the ledger with what wa
 and where the ledger stood, apart from the ledger.
 """
 
-import csv
 import json
 import logging
 import re
@@ -27,6 +26,7 @@ from secure_fedclust.deployment.offer import (
     Offer,
     Reply,
     Stranger,
+    anchor_of,
     both_versions,
     decode,
     is_greeting,
@@ -99,7 +99,6 @@ class Participant(ABC):
 
     def resume(self) -> None:
         """Go on with the run that an earlier process was in, if there is one."""
-        self.finish()
         path = self.state / RUN
         if not path.exists():
             return
@@ -361,7 +360,7 @@ class ClientParticipant(Participant):
     def _admit(self, offer: Offer) -> PrivacySpec:
         spec = super()._admit(offer)
         if spec.is_private:
-            self.check_ledger(None if offer.anchor is None else _anchor_of(offer.anchor))
+            self.check_ledger(None if offer.anchor is None else Anchor(*anchor_of(offer.anchor)))
         return spec
 
     def _open(self, offer: Offer) -> Party:
@@ -436,18 +435,23 @@ class ClientParticipant(Participant):
         if self._out is None:
             return
         try:
-            FedClustResult.from_dict(result)
+            found = FedClustResult.from_dict(result)
         except UNREADABLE as error:
             raise ProtocolError("what the server sends as the result is none") from error
+        if len(found.centers) > PrivateClient.max_clusters:
+            raise ProtocolError(
+                f"the server's result has {len(found.centers)} clusters, at most "
+                f"{PrivateClient.max_clusters} are looked at"
+            )
         folder = self._out / offer.run
         if (folder / RESULT).exists():
             raise ProtocolError(f"{folder} has a result already, which stays")
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         model = _model(offer, PrivacySpec.from_dict(offer.privacy))
         (X,) = self._records_for(offer).values()
-        labels = _labels(model, self.keys.card.name, result, X)
-        with (folder / LABELS).open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([["label"], *([int(label)] for label in labels)])
+        labels = _labels(model, self.keys.card.name, result, X) if len(X) else ()
+        lines = ["label", *(str(int(label)) for label in labels)]
+        replace_file(folder / LABELS, ("\n".join(lines) + "\n").encode())
         replace_file(folder / RESULT, json.dumps(result, indent=1, allow_nan=False).encode())
         _log.info("wrote %s and %s", folder / RESULT, folder / LABELS)
 
@@ -508,10 +512,3 @@ def _generator(seed: Sequence[Any]) -> np.random.Generator:
         raise ProtocolError("the seed is not a list of whole numbers")
     entropy, *key = seed
     return np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=key))
-
-
-def _anchor_of(given: Sequence[Any]) -> Anchor:
-    match list(given):
-        case [int(rows), str(head)]:
-            return Anchor(rows, head)
-    raise ProtocolError("the anchor is not a number of rows and a hash")

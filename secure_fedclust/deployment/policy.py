@@ -106,7 +106,10 @@ class Policy:
                 f"{where}: {', '.join(missing)} is missing, and there is no default: say what this "
                 "client demands"
             )
-        return cls(**content)
+        try:
+            return cls(**content)
+        except ParameterError as error:
+            raise ParameterError(f"{where}: {error}") from error
 
     def check(self, algorithm: str, spec: PrivacySpec, n_clients: int) -> None:
         """Refuse a run that is beyond the policy.
@@ -129,10 +132,10 @@ class Policy:
             raise PolicyRefusal(
                 f"{n_clients} clients are asked, the policy allows {self.max_cohort} at most"
             )
-        if spec.protection == "none":
-            cohort = n_clients
-        else:
+        cohort, what = n_clients, "clients are asked"
+        if spec.protection != "none":
             cohort = min(spec.min_survivors or 0, n_clients)
+            what = "clients may be left in a sum (min_survivors)"
             if spec.colluders < self.min_colluders:
                 raise PolicyRefusal(
                     f"sums withstand {spec.colluders} colluders, the policy demands "
@@ -144,7 +147,7 @@ class Policy:
                 )
         if cohort < self.min_cohort:
             raise PolicyRefusal(
-                f"the run goes on with {cohort} clients, the policy demands {self.min_cohort}"
+                f"{cohort} {what}, the policy demands {self.min_cohort} (min_cohort)"
             )
         if not spec.is_private:
             if not self.without_privacy:

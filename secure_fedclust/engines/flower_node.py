@@ -76,6 +76,9 @@ FAREWELL: Final = 0.5
 _SKEW: Final = 4.0
 """Seconds that clocks may differ before it is corrected for; Flower takes five."""
 
+_MOST_SKEW: Final = 20 * 366 * 86400.0
+"""Beyond this it is not the clock that is wrong."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -121,13 +124,13 @@ class FlowerNode:
         NotAdmitted
             When the server does not know the key, or is not the one that the certificate is for.
         """
-        wait, told = POLL, ""
+        wait, told, was_there = POLL, "", False
         while not self._stop.is_set():
             try:
                 with self._client() as client:
                     self._activate(client)
                     on_connect()
-                    wait, told = POLL, ""
+                    wait, told, was_there = POLL, "", True
                     self._work(client, handle, on_sent)
             except httpx.HTTPError as error:
                 self._check_certificate(error)
@@ -135,7 +138,9 @@ class FlowerNode:
                     break  # the server was faster, which is no harm
                 if told != _reason(error):
                     told = _reason(error)
-                    _log.warning("no connection to %s: %s; waiting for it", self.address, told)
+                    # A server that has done its run goes away.
+                    level = logging.INFO if was_there else logging.WARNING
+                    _log.log(level, "no connection to %s: %s; waiting for it", self.address, told)
                 self._stop.wait(wait)
                 wait = min(2 * wait, MOST_WAIT)
 
@@ -288,7 +293,7 @@ class FlowerNode:
                     message_object_trees=[tree],
                 )
             )
-            for number in found.objects_to_push:
+            for number in set(found.objects_to_push) & set(objects):
                 client.PushObject(
                     PushObjectRequest(
                         node=self._node,
@@ -313,6 +318,12 @@ class _Client(FleetHttpClient):
         self._client = httpx.Client(
             verify=verify, timeout=TIMEOUT, follow_redirects=False, trust_env=bool(verify)
         )
+
+    def _unary_unary(self, **call: Any) -> Any:
+        try:
+            return super()._unary_unary(**call)
+        except ValueError as error:
+            raise httpx.DecodingError("its answer cannot be read") from error
 
 
 class _Signing:
@@ -356,6 +367,8 @@ class _Signing:
             return False
         if abs((found - ahead).total_seconds()) < _SKEW:
             return False
+        if abs(found.total_seconds()) > _MOST_SKEW:
+            return False
         if abs((found - self._ahead).total_seconds()) >= _SKEW:
             self._ahead = found
             _log.warning(
@@ -385,4 +398,6 @@ def _kind(error: Exception) -> str:
 def _reason(error: httpx.HTTPError) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         return f"{error.response.status_code}"
+    if isinstance(error, httpx.RemoteProtocolError):
+        return f"{error} Is one end --insecure, and the other not?"
     return str(error) or type(error).__name__

@@ -73,18 +73,24 @@ class Rules:
     def enough(
         self, there: Sequence[str], asked: Sequence[str], have_done: str, *, charged: bool = True
     ) -> list[str]:
-        """Who is there, of those that were asked, or an error if these are too few."""
-        least = self.min_survivors
+        """Who is there, of those that were asked, or an error if these are too few.
+
+        `charged` says whether it has begun to cost anything: it is not begun by too few for a sum.
+        """
+        least, why, less = self.min_survivors, "min_survivors", ""
+        if not charged and least < SMALLEST_COHORT:
+            least, why = SMALLEST_COHORT, "no fewer begin a sum"
+        else:
+            less = ", or with a lower min_survivors, which means more noise"
         if len(there) < least:
             missing = [client for client in asked if client not in set(there)]
             names = ", ".join(missing[:MOST_NAMES]) + (", ..." if missing[MOST_NAMES:] else "")
-            paid = "what was charged for it stays charged"
+            paid = "No sum was opened, and what was charged for it stays charged"
             if not charged:
-                paid = "nothing was charged for it"
+                paid = "This sum was not begun, and costs nothing; what others cost stays charged"
             raise AggregationAborted(
-                f"{len(there)} clients {have_done}, of at least {least} (min_survivors); missing: "
-                f"{names}. No sum was opened, and {paid}: run again when they are back, or with a "
-                "lower min_survivors, which means more noise"
+                f"{len(there)} clients {have_done}, of at least {least} ({why}); missing: "
+                f"{names}. {paid}: run again when they are back{less}"
             )
         return list(there)
 

@@ -188,7 +188,8 @@ class Masking(SecureSum):
             graph = Graph.of(len(advertised), self.rules)
         except ParameterError as error:
             raise AggregationAborted(
-                f"{error}. No sum was opened, and nothing was charged for it"
+                f"{error}. This sum was not begun, and costs nothing; what others cost stays "
+                "charged"
             ) from error
         place = dict(zip(advertised, graph.order(), strict=True))
         names = sorted(place, key=place.__getitem__)

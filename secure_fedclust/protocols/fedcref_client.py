@@ -198,6 +198,8 @@ class PrivateFedCRefClient(SynopsisClient):
 
     @answers(BEGIN, after=(MICRO, CELLS))
     def begin(self, centers: Floats, sizes: Floats, hidden: Ints) -> dict[str, Any]:
+        if len(sizes) > MAX_LOCAL:
+            raise ProtocolError(f"field 'sizes' has {len(sizes)} clusters, at most {MAX_LOCAL}")
         shape = Autoencoder(self.records.shape[1], tuple(map(int, hidden)))
         if shape.n_parameters > MAX_PARAMETERS:
             raise ProtocolError(f"field 'hidden': a network of {shape.n_parameters} weights")

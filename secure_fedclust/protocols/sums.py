@@ -125,7 +125,9 @@ def client_end(
     from secure_fedclust.privacy.ckks_round import CkksClient
 
     if key_holder is None:
-        raise ParameterError("protection='ckks': which key holder? Its card must be registered")
+        raise ParameterError(
+            "protection='ckks': no key_holder is named, or its card is not registered"
+        )
     return CkksClient(_rules(spec, n_clients), identity, [key_holder])
 
 

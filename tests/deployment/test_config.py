@@ -264,6 +264,16 @@ def test_a_center_that_is_none_is_refused(tmp_path):
         ClientConfig.read(written(tmp_path, {"": CLIENT[""], "data": held}))
 
 
+@pytest.mark.parametrize("columns", [{}, {"columns": ["age"]}], ids=["no names", "too few"])
+def test_a_center_belongs_to_columns_with_names(tmp_path, columns):
+    held = {"bound": 1.0, "center": [3.0, 4.0]}
+    with pytest.raises(ParameterError, match="name as many columns"):
+        ClientConfig.read(written(tmp_path, {"": CLIENT[""], "data": held | columns}))
+    held["columns"] = ["age", "bmi"]
+    found = ClientConfig.read(written(tmp_path, {"": CLIENT[""], "data": held}))
+    assert found.region == Region(None, 1.0, {"age": 3.0, "bmi": 4.0})
+
+
 def test_ranges_and_a_bound_are_too_much(tmp_path):
     with pytest.raises(ParameterError, match="both ranges and a bound"):
         read(tmp_path, "client", "data", bound=1.0)
@@ -325,7 +335,7 @@ def test_only_this_machine_is_this_machine(host, expected):
 
 
 RANGED = Region({"age": (0.0, 120.0), "bmi": (10.0, 60.0)}, None, None)
-BALL = Region(None, 2.0, (1.0, 1.0))
+BALL = Region(None, 2.0, {"age": 1.0, "bmi": 3.0})
 
 
 def spec(**region):
@@ -361,18 +371,24 @@ def test_a_column_without_a_range_is_named():
 
 
 def test_a_run_with_the_same_ball_is_allowed():
-    BALL.check(spec(bound=2, center=[1, 1]), ["age", "bmi"])
+    BALL.check(spec(bound=2, center=[1, 3]), ["age", "bmi"])
+    BALL.check(spec(bound=2, center=[3, 1]), ["bmi", "age"])
     Region(None, 2.0, None).check(spec(bound=2.0), None)
 
 
 @pytest.mark.parametrize(
     "region",
-    [{"bound": 2.1, "center": [1, 1]}, {"bound": 2.0, "center": [1, 0]}, {"bound": 2.0}],
+    [
+        {"bound": 2.1, "center": [1, 3]},
+        {"bound": 2.0, "center": [3, 1]},
+        {"bound": 2.0, "center": [1]},
+        {"bound": 2.0},
+    ],
     ids=str,
 )
 def test_a_run_with_another_ball_is_refused(region):
     with pytest.raises(ParameterError, match=r"bound .* and center .*this client's are 2\.0"):
-        BALL.check(spec(**region), None)
+        BALL.check(spec(**region), ["age", "bmi"])
 
 
 @pytest.mark.parametrize("region", [RANGED, Region(None, None, None)], ids=["ranges", "nothing"])

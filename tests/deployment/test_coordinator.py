@@ -40,6 +40,11 @@ def says(word="yes", anchor=None):
     return handle
 
 
+def head(digits):
+    """The hash of a ledger's last row."""
+    return digits * 32
+
+
 def no_answer(data):
     raise ProtocolError("not now")
 
@@ -72,6 +77,13 @@ def test_who_refuses_is_left_out(word, caplog):
     assert "bob does not take part" in caplog.text
 
 
+NO_ANCHORS = (
+    *([], [3], [3, head("ab"), 0], [-1, head("ab")], [2**60, head("ab")], [True, head("ab")]),
+    *([1.0, head("ab")], [3, "ab"], [3, head("AB")], [3, "\ud800" * 64], [3, "a" * 1_000_000]),
+)
+"""What a party must not have kept for it, and sent back."""
+
+
 @pytest.mark.parametrize(
     ("handle", "said"),
     [
@@ -81,8 +93,12 @@ def test_who_refuses_is_left_out(word, caplog):
         (lambda data: data, "something else"),
         (lambda data: Reply("another run", "yes", None).encode(), "something else"),
         (lambda data: Ending("r", None).encode(), "something else"),
+        *((says(anchor=each), "something else") for each in NO_ANCHORS),
     ],
-    ids=["silent", "empty", "garbage", "echo", "another run", "an ending"],
+    ids=[
+        *("silent", "empty", "garbage", "echo", "another run", "an ending"),
+        *(f"anchor {i}" for i in range(len(NO_ANCHORS))),
+    ],
 )
 def test_who_does_not_answer_an_offer_is_left_out(handle, said, caplog):
     assert enrolled(engine(bob=handle)).clients == ["ada", "cy", "dee"]
@@ -108,6 +124,12 @@ def test_too_few_are_named_with_their_reasons():
     for each in ("ada: policy", "bob: no answer", "cy: ledger"):
         assert each in said
     assert "dee" not in said
+
+
+def test_who_has_refused_a_run_need_not_be_told_of_its_end():
+    with pytest.raises(NotAdmitted) as error:
+        enrolled(engine(ada=says("policy"), bob=no_answer, cy=lambda data: b""), min_clients=2)
+    assert error.value.refused == ("ada", "cy")
 
 
 def test_nobody_is_too_few():
@@ -186,12 +208,16 @@ def test_noise_that_can_be_predicted_is_refused():
 
 
 def test_anchors_of_those_that_take_part_are_known():
-    found = enrolled(engine(ada=says(anchor=[4, "ab"]), bob=says("policy", [9, "x"])), SPEC)
-    assert found.anchors == {"ada": (4, "ab")}
+    found = enrolled(
+        engine(ada=says(anchor=[4, head("ab")]), bob=says("policy", [9, head("ee")])), SPEC
+    )
+    assert found.anchors == {"ada": (4, head("ab"))}
 
 
 def test_a_client_with_an_older_ledger_is_left_out(caplog):
-    found = enrolled(engine(ada=says(anchor=[4, "ab"])), SPEC, anchors={"ada": (5, "cd")})
+    found = enrolled(
+        engine(ada=says(anchor=[4, head("ab")])), SPEC, anchors={"ada": (5, head("cd"))}
+    )
     assert "ada" not in found.clients
     assert "its ledger has 4 rows, and had 5" in caplog.text
 
@@ -199,14 +225,15 @@ def test_a_client_with_an_older_ledger_is_left_out(caplog):
 def test_of_each_client_the_later_anchor_is_kept(tmp_path):
     anchors = Anchors(tmp_path / "anchors.json")
     assert anchors.read() == {}
-    anchors.keep({"ada": (3, "a3"), "bob": (5, "b5")})
-    anchors.keep({"ada": (2, "a2"), "bob": (6, "b6"), "cy": (1, "c1")})
-    wanted = {"ada": (3, "a3"), "bob": (6, "b6"), "cy": (1, "c1")}
+    anchors.keep({"ada": (3, head("a3")), "bob": (5, head("b5"))})
+    anchors.keep({"ada": (2, head("a2")), "bob": (6, head("b6")), "cy": (1, head("c1"))})
+    wanted = {"ada": (3, head("a3")), "bob": (6, head("b6")), "cy": (1, head("c1"))}
     assert Anchors(tmp_path / "anchors.json").read() == wanted
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"3", b'{"ada": 3}', b'{"ada": ["x", "y"]}', b"\xff"]
+    "content",
+    [b"", b"{", b"[]", b"3", b'{"ada": 3}', b'{"ada": ["x", "y"]}', b'{"ada": [1, "y"]}', b"\xff"],
 )
 def test_damaged_anchors_are_refused_and_not_replaced(tmp_path, content):
     path = tmp_path / "anchors.json"

@@ -1,6 +1,8 @@
 """The two ends before and after they talk: whose files may be read by whom, what is kept when."""
 
 import logging
+import threading
+import time
 
 import pytest
 
@@ -11,9 +13,9 @@ from secure_fedclust.commands.federation import _Lines
 from secure_fedclust.deployment import ends
 from secure_fedclust.deployment.config import ClientConfig, ServerConfig
 from secure_fedclust.deployment.coordinator import Anchors
-from secure_fedclust.deployment.ends import participant_of, run_server
+from secure_fedclust.deployment.ends import _Aside, participant_of, run_server, take_part
 from secure_fedclust.engines import InProcessEngine
-from secure_fedclust.errors import CheckpointError, ParameterError, ProtocolError
+from secure_fedclust.errors import CheckpointError, NotAdmitted, ParameterError, ProtocolError
 from secure_fedclust.protocols.checkpoint import lock_file
 from secure_fedclust.protocols.federation import Federation
 
@@ -90,11 +92,11 @@ def test_where_ledgers_stood_is_kept_after_every_exchange(tmp_path):
     federation = Federation(engine, ["ada"], "run", keep_anchors=anchors.keep)
     for rows in (1, 2):
         for name, _ in federation.exchange({"ada": b"x"}):
-            federation.anchors[name] = (rows, "ab")
-        assert Anchors(path).read() == {"ada": (rows, "ab")}
-    federation.anchors["ada"] = (1, "ab")
+            federation.anchors[name] = (rows, "ab" * 32)
+        assert Anchors(path).read() == {"ada": (rows, "ab" * 32)}
+    federation.anchors["ada"] = (1, "ab" * 32)
     list(federation.exchange({}))
-    assert Anchors(path).read() == {"ada": (2, "ab")}
+    assert Anchors(path).read() == {"ada": (2, "ab" * 32)}
 
 
 def test_a_note_that_cannot_be_written_does_not_end_a_run(tmp_path, caplog):
@@ -139,13 +141,14 @@ def test_where_records_are_about_persons_a_policy_must_limit_them(tmp_path):
     assert found.policy().max_records_per_person == 1
 
 
-def test_a_file_without_records_is_taken(tmp_path):
+def test_a_file_without_records_is_taken(tmp_path, caplog):
     keys = Parties(tmp_path, ("ada",)).keys["ada"]
     client = CLIENT.replace('person_column = "who"', "")
     (tmp_path / "client.toml").write_text(client, encoding="utf-8")
     (tmp_path / "policy.toml").write_text(POLICY, encoding="utf-8")
     (tmp_path / "data.csv").write_text("x,y\n", encoding="utf-8")
     participant_of(ClientConfig.read(tmp_path / "client.toml"), keys, tmp_path / "data.csv")
+    assert "data.csv has no records: this client takes part all the same" in caplog.text
 
 
 def test_what_others_say_is_one_line_of_the_log():
@@ -155,3 +158,53 @@ def test_what_others_say_is_one_line_of_the_log():
     line = _Lines("%(levelname)s %(message)s").format(record)
     assert line.isprintable()
     assert line.endswith(r"refused: x\n2026-01-01 INFO all is well\x1b[2K\u2028")
+
+
+def test_a_line_of_the_log_is_not_as_long_as_others_like():
+    line = _Lines("%(message)s").format(logging.makeLogRecord({"msg": "x" * 10_000_000}))
+    assert len(line) < 5000 and line.endswith("... (10000000 characters)")
+
+
+def test_what_is_done_aside_is_done_for_all_that_asked_before_the_end():
+    done, first, go_on = [], threading.Event(), threading.Event()
+
+    def job():
+        done.append(len(done))
+        first.set()
+        assert go_on.wait(30)
+
+    aside = _Aside(job)
+    aside.again()
+    assert first.wait(30)
+    aside.again()  # while it is being done
+    go_on.set()
+    aside.finish(30)
+    assert len(done) >= 2
+
+
+def test_a_job_aside_does_not_keep_a_process():
+    aside = _Aside(threading.Event().wait)
+    aside.again()
+    started = time.monotonic()
+    aside.finish(0.2)
+    assert time.monotonic() - started < 20
+
+
+def test_keys_of_the_other_end_are_refused(tmp_path):
+    Parties(tmp_path, ("ada",))
+    (tmp_path / "server.toml").write_text(SERVER.replace('"server"', '"ada"'), encoding="utf-8")
+    with pytest.raises(ParameterError, match="has the keys of ada: give those of a server"):
+        run_server(ServerConfig.read(tmp_path / "server.toml"), insecure=True)
+    (tmp_path / "client.toml").write_text(CLIENT.replace('"ada"', '"server"'), encoding="utf-8")
+    with pytest.raises(ParameterError, match="has the keys of a server: give those of a client"):
+        take_part(ClientConfig.read(tmp_path / "client.toml"), None, insecure=True)
+
+
+def test_a_server_that_has_waited_says_how_many_a_sum_needs(tmp_path):
+    names = ("ada", "bob", "cy")
+    Parties(tmp_path, names)
+    text = SERVER.replace('none = "test"', 'none = "test"\nprotection = "masking"')
+    text = text.replace('["ada"]', '["ada", "bob", "cy"]')
+    (tmp_path / "server.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(NotAdmitted, match="0 clients are there, of at least 3"):
+        run_server(ServerConfig.read(tmp_path / "server.toml"), insecure=True)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from secure_fedclust import FKM, PrivacySpec, __version__
 from secure_fedclust.deployment.coordinator import enrol
 from secure_fedclust.deployment.offer import (
+    MOST_GREETING,
     PROTOCOL,
     Ending,
     Offer,
@@ -130,14 +131,22 @@ def test_a_text_that_would_forge_a_line_of_a_log_is_refused(text):
 
 
 def test_a_message_beyond_the_limit_is_refused_before_it_is_parsed(monkeypatch):
-    data = GREETING + b" " * (MAX_BYTES + 1 - len(GREETING))
     monkeypatch.setattr(json, "loads", lambda _: pytest.fail("it was parsed"))
-    with pytest.raises(ProtocolError, match="not a greeting"):
-        decode(data)
+    for kind, most in ((b"", MOST_GREETING), (b'{"kind": "Ending"', MAX_BYTES)):
+        start = GREETING + kind
+        with pytest.raises(ProtocolError, match="not a greeting"):
+            decode(start + b" " * (most + 1 - len(start)))
+
+
+def test_an_ending_may_be_longer_than_an_offer():
+    result = {"networks": "x" * MOST_GREETING}
+    assert decode(Ending("r", result).encode()) == Ending("r", result)
+    with pytest.raises(ProtocolError, match=f"at most {MOST_GREETING}"):
+        dataclasses.replace(OFFER, parameters=result).encode()
 
 
 def test_a_message_beyond_the_limit_is_not_written(monkeypatch):
-    monkeypatch.setattr("secure_fedclust.deployment.offer.MAX_BYTES", 200)
+    monkeypatch.setattr("secure_fedclust.deployment.offer.MOST_GREETING", 200)
     with pytest.raises(ProtocolError, match="at most 200"):
         OFFER.encode()
 

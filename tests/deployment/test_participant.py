@@ -32,6 +32,7 @@ from secure_fedclust.errors import (
     SecureFedClustError,
 )
 from secure_fedclust.messages import read_envelope
+from secure_fedclust.protocols.client import PrivateClient
 from secure_fedclust.records import Clients
 
 from .world import HOLDER, LENIENT, Parties, new_ledger, quietly
@@ -575,6 +576,28 @@ def test_a_result_that_is_none_is_not_written_and_the_run_is_over(home, result, 
     assert not (home.folder / "state" / "run.json").exists()
 
 
+def test_a_result_with_more_clusters_than_are_looked_at_is_not_kept(home, monkeypatch, caplog):
+    party = home.start()
+    _, model, _ = recorded(party)
+    given = json.loads(json.dumps(model.result_.to_dict()))
+    monkeypatch.setattr(PrivateClient, "max_clusters", 2)
+    party.handle(Ending("run 1", given | {"centers": [[0.5, 0.5]] * 3}).encode())
+    party.finish()
+    assert "the server's result has 3 clusters, at most 2" in caplog.text
+    assert not (home.folder / "out").exists()
+
+
+def test_a_party_without_records_gets_the_result_too(home):
+    party = home.start(records=Clients({"ada": X[:0]}, COLUMNS))
+    _, model, _ = recorded(party)
+    given = json.loads(json.dumps(model.result_.to_dict()))
+    party.handle(Ending("run 1", given).encode())
+    party.finish()
+    folder = home.folder / "out" / "run 1"
+    assert (folder / "labels.csv").read_text() == "label\n"
+    assert (folder / "result.json").exists()
+
+
 def test_results_outlive_the_process_and_each_other(home):
     party = home.start()
     _, model, _ = recorded(party)
@@ -583,7 +606,7 @@ def test_results_outlive_the_process_and_each_other(home):
     for run in ("run 2", "run 3"):
         answer(party, offer(run=run))
         party.handle(Ending(run, given).encode())
-    home.start()  # killed before it made anything of them
+    home.start().finish()  # killed before it made anything of them
     kept = {path.parent.name for path in (home.folder / "out").glob("*/labels.csv")}
     assert kept == {"run 2", "run 3"}
     assert not [name for name in home.files() if name.startswith("ended")]
@@ -598,7 +621,7 @@ def test_a_result_that_there_is_no_room_for_waits(home, caplog):
     party.finish()
     assert "no result yet" in caplog.text
     (home.folder / "out").unlink()
-    home.start()
+    home.start().finish()
     assert (home.folder / "out" / "run 1" / "result.json").exists()
 
 
@@ -747,3 +770,13 @@ def test_what_a_party_keeps_is_for_its_owner_only(home):
     assert state.stat().st_mode & 0o077 == 0
     for name in ("run.json", "memory.npz", "anchor.json"):
         assert (state / name).stat().st_mode & 0o077 == 0, name
+
+
+def test_labels_are_for_the_owner_only(home):
+    party = home.start()
+    _, model, _ = recorded(party)
+    party.handle(Ending("run 1", json.loads(json.dumps(model.result_.to_dict()))).encode())
+    party.finish()
+    folder = home.folder / "out" / "run 1"
+    for path in (folder, folder / "labels.csv", folder / "result.json"):
+        assert path.stat().st_mode & 0o077 == 0, path

@@ -83,18 +83,20 @@ def test_another_protection_is_refused(asked):
 
 def test_a_smaller_cohort_is_refused_without_a_protection():
     said = refusal(SPEC, n_clients=2)
-    assert "with 2 clients" in said
+    assert "2 clients are asked" in said
     assert "demands 3" in said
 
 
 def test_a_cohort_is_as_small_as_a_sum_may_become():
     said = refusal(changed(MASKED, min_survivors=2), n_clients=50)
-    assert "with 2 clients" in said
+    assert "2 clients may be left in a sum (min_survivors)" in said
     assert "demands 3" in said
 
 
 def test_a_cohort_is_not_larger_than_those_who_are_asked():
-    assert "with 4 clients" in refusal(changed(MASKED, min_survivors=9), min_cohort=5, n_clients=4)
+    assert "4 clients may be left" in refusal(
+        changed(MASKED, min_survivors=9), min_cohort=5, n_clients=4
+    )
 
 
 def test_a_larger_cohort_is_refused():
@@ -105,12 +107,12 @@ def test_a_larger_cohort_is_refused():
 
 
 def test_a_sum_without_a_quorum_is_refused():
-    assert "with 0 clients" in refusal(changed(MASKED, min_survivors=None))
+    assert "0 clients may be left" in refusal(changed(MASKED, min_survivors=None))
 
 
 @pytest.mark.parametrize("n_clients", [0, -1])
 def test_a_run_of_nobody_is_refused(n_clients):
-    assert f"with {n_clients} clients" in refusal(SPEC, n_clients=n_clients, min_cohort=1)
+    assert f"{n_clients} clients are asked" in refusal(SPEC, n_clients=n_clients, min_cohort=1)
 
 
 @pytest.mark.parametrize("protection", ["masking", "ckks"])
@@ -162,7 +164,7 @@ def test_a_run_without_privacy_is_refused_unless_it_is_allowed():
 def test_the_other_demands_hold_without_privacy():
     spec = PrivacySpec.none(reason="test")
     assert "GOLD" in refusal(spec, algorithm="GOLD", without_privacy=True)
-    assert "with 2 clients" in refusal(spec, n_clients=2, without_privacy=True)
+    assert "2 clients are asked" in refusal(spec, n_clients=2, without_privacy=True)
 
 
 @pytest.mark.parametrize("name", CONTENT)
@@ -222,7 +224,7 @@ WRONG = {
     ("name", "value"), [(name, value) for name, values in WRONG.items() for value in values]
 )
 def test_a_value_of_the_wrong_kind_is_named(name, value):
-    with pytest.raises(ParameterError, match=f"^{name} = .*: give "):
+    with pytest.raises(ParameterError, match=rf"^policy\.toml: {name} = .*: give "):
         policy(**{name: value})
 
 

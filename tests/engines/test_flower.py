@@ -44,7 +44,7 @@ from secure_fedclust.deployment.keys import Keys
 from secure_fedclust.engines import Engine, flower, flower_link, flower_node
 from secure_fedclust.engines.flower import FIELD, RECORD, SALT, FlowerEngine
 from secure_fedclust.engines.flower_link import SuperLink
-from secure_fedclust.engines.flower_node import FlowerNode
+from secure_fedclust.engines.flower_node import FlowerNode, _Client
 from secure_fedclust.errors import NotAdmitted, ParameterError, ProtocolError
 
 from ..deployment.world import World
@@ -862,6 +862,35 @@ def test_a_server_cannot_end_a_node_by_a_word_about_versions(elsewhere, guest):
     assert get_runtime_version_incompatibility_exit_message(answer[1].decode()) is not None
     serve_briefly(FlowerNode(address, guest.node_key), seconds=1.0)
     assert len(paths) > 1  # it has tried again
+
+
+def test_a_server_cannot_end_a_node_by_an_answer_that_is_none(elsewhere, guest, caplog):
+    address, paths, answer = elsewhere
+    answer[:] = 200, b"\xff" * 100
+    serve_briefly(FlowerNode(address, guest.node_key), seconds=1.0)
+    assert len(paths) > 1  # it has tried again
+    assert "its answer cannot be read; waiting for it" in caplog.text
+
+
+def test_a_clock_that_no_server_can_have_is_not_gone_by(guest):
+    signing = FlowerNode("127.0.0.1:9", guest.node_key)._signing
+    for date in ("Fri, 31 Dec 9999 23:59:59 GMT", "Mon, 01 Jan 1900 00:00:00 GMT"):
+        assert not signing._correct(
+            datetime.timedelta(), httpx.Response(401, headers={"date": date})
+        )
+    signing._sign(httpx.Request("POST", "http://127.0.0.1:9"), signing._ahead)
+
+
+def test_a_server_cannot_end_a_node_by_asking_for_what_it_has_not(world, guest, monkeypatch):
+    push = _Client.PushMessages
+
+    def asks_for_more(client, request):
+        found = push(client, request)
+        found.objects_to_push.append("deadbeef")
+        return found
+
+    monkeypatch.setattr(_Client, "PushMessages", asks_for_more)
+    assert asked(world, "ada") == {"ada": b"re:ada"}
 
 
 def test_a_node_without_encryption_goes_by_way_of_nobody(elsewhere, guest, monkeypatch):

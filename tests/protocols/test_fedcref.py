@@ -23,6 +23,7 @@ from secure_fedclust.protocols import fedcref_private as private
 from secure_fedclust.protocols.averages import AVERAGE
 from secure_fedclust.protocols.fedcref import FedCRefClient
 from secure_fedclust.protocols.fedcref_client import (
+    MAX_LOCAL,
     NOISY_GROUP,
     NOISY_LOCAL,
     NOISY_MEANS,
@@ -231,6 +232,13 @@ def test_the_server_may_not_ask_for_clusters_that_a_client_does_not_have():
         asked(client, protocol.GROUP, 3, clusters=[0], models=np.zeros((1, n + 1)), **training)
     with pytest.raises(ProtocolError, match="may not be asked after"):
         asked(client, protocol.START, 3, n_clusters=2, hidden=np.array([2]))
+
+
+def test_a_client_makes_no_room_for_more_clusters_than_there_may_be():
+    client = private_client(PrivateFedCRefClient, records(), SPEC)
+    n, d = MAX_LOCAL + 1, records().shape[1]
+    with pytest.raises(ProtocolError, match=f"'sizes' has {n} clusters, at most {MAX_LOCAL}"):
+        client.begin(centers=np.zeros((n, d)), sizes=np.zeros(n), hidden=np.array([2]))
 
 
 # With differential privacy: what leaves.

@@ -246,7 +246,8 @@ _KEPT = {
     "verified": "Every row was checked: none was changed, none is missing.",
     "in memory": "The ledger of this run was in memory and is gone: its rows cannot be shown. A "
     "ledger in a file would have been kept.",
-    "by the clients": "Each client keeps its own ledger. It can check it against its anchor below.",
+    "by the clients": "Each client keeps its own ledger. It can check it against its anchor below, "
+    "which is under its name in result.json.",
     "none": "Without differential privacy nothing is charged.",
 }
 
