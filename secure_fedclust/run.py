@@ -258,6 +258,8 @@ def open_run(
         width = spec.n_features if clients.columns is None else len(clients.columns)
         session = Session(clients, spec, width, secure_sum)
         session.run, session.anchors = clients.run, clients.anchors
+        if resumed is None:
+            session.floor = {name: rows for name, (rows, _) in clients.anchors.items()}
         facts = {
             "run": clients.run,
             "encrypted": clients.encrypted,

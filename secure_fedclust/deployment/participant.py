@@ -217,9 +217,13 @@ class Participant(ABC):
 
     def _join(self, offer: Offer) -> None:
         if self._offer is not None and offer.run == self._offer.run:
-            # A server that was killed offers its run again.
+            # A server that was killed offers its run again, and may have forgotten the last of what
+            # it has heard: this party goes on from where it would, had it been killed as well.
             if replace(offer, seed=self._offer.seed, anchor=self._offer.anchor) != self._offer:
                 raise ProtocolError("the run is offered again, and is another one")
+            party = self._open(self._offer)
+            self._remember(party)
+            self._party = party
             return
         if offer.run in self._left():
             raise PolicyRefusal("this party has left that run")

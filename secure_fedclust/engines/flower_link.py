@@ -390,8 +390,9 @@ class _LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies that have come, and all that belongs to them."""
-        wanted = {number for number in message_ids if not self._is_coming(number)}
-        found = self._state.get_message_res(message_ids=wanted, run_id=self._run.run_id)
+        with self._state.lock:  # a reply may begin to come at any time
+            wanted = {number for number in message_ids if not self._is_coming(number)}
+            found = self._state.get_message_res(message_ids=wanted, run_id=self._run.run_id)
         replies = [self._read(each) for each in found]
         self._forget({each.metadata.reply_to_message_id for each in replies})
         return replies

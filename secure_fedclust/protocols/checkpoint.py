@@ -275,6 +275,7 @@ def _restore(session: "Session", state: Mapping[str, Any]) -> None:
     ]
     # Whoever else has them looks on; and what was heard since is not forgotten.
     for client, (rows, head) in state["anchors"].items():
+        session.floor[client] = rows
         if rows >= session.anchors.get(client, (0, ""))[0]:
             session.anchors[client] = (rows, head)
     session.shares, session.sum_shares = dict(state["shares"]), dict(state["sum_shares"])

@@ -92,6 +92,9 @@ class Session:
         self.history: list[Exchange] = []
         self.n_features = n_features
         self.anchors: dict[str, tuple[int, str]] = {}
+        # Rows that each ledger has had at the last reply. In a run that is gone on with replies
+        # can be what clients had sent before, when their ledgers were shorter than they are now.
+        self.floor: dict[str, int] = {}
         """Where each client's ledger stood when it last replied: number of rows, last hash."""
         self.shares: dict[str, float] = dict.fromkeys(self.clients, 0.0)
         """Share of the run's budget that each client was asked to spend so far."""
@@ -235,7 +238,9 @@ class Session:
                 rejected[client] = str(error)
                 return
             if "ledger_head" in reply and self.spec.is_private:
-                self.anchors[client] = (reply["ledger_rows"], reply["ledger_head"])
+                rows = self.floor[client] = reply["ledger_rows"]
+                if client not in self.anchors or rows >= self.anchors[client][0]:
+                    self.anchors[client] = (rows, reply["ledger_head"])
 
         for client, data in self._engine.exchange(sent):
             if client not in sent or client in received:
@@ -280,12 +285,11 @@ class Session:
 
     def _check_anchor(self, client: str, reply: Values) -> None:
         """Refuse a reply of a client whose ledger has lost rows since its last one."""
-        if not self.spec.is_private or client not in self.anchors:
-            return
-        if reply.get("ledger_rows", math.inf) < self.anchors[client][0]:
+        floor = self.floor.get(client, 0) if self.spec.is_private else 0
+        if reply.get("ledger_rows", math.inf) < floor:
             raise ProtocolError(
-                f"its ledger has {reply['ledger_rows']} rows, and had {self.anchors[client][0]}: "
-                "it was exchanged for an older copy"
+                f"its ledger has {reply['ledger_rows']} rows, and had {floor}: it was exchanged "
+                "for an older copy"
             )
 
     def ask_sum(

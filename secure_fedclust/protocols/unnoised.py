@@ -114,12 +114,14 @@ class UnnoisedClient(PrivateClient):
         self.leave()
         return self.reply(self.release(Magnitudes(center), share))
 
-    @answers(MOMENTS_WITHIN, after=(MAGNITUDES,))
+    # Each question says all that it depends on: a client that was killed answers the next one.
+
+    @answers(MOMENTS_WITHIN, after=(None, MAGNITUDES))
     def moments(self, center: Floats, power: int, share: float) -> dict[str, Any]:
         self.enter(Cube(center, power).domain)
         return self.reply(self.release(Moments(len(center)), share))
 
-    @answers(CELLS_WITHIN, after=(MOMENTS_WITHIN, CELLS_WITHIN))
+    @answers(CELLS_WITHIN, after=(None, MOMENTS_WITHIN, CELLS_WITHIN))
     def cells(self, center: Floats, power: int, **request: Any) -> dict[str, Any]:
         self.enter(Cube(center, power).domain)
         return answer_cells(self, **request)
