@@ -277,16 +277,15 @@ def test_a_private_round_over_the_network_takes_one_message_a_stage(office):
         assert [charge.run for charge in charges].count(charges[-1].run) == sums
 
 
-def test_a_client_that_withdraws_between_rounds_is_not_waited_for(office):
+def test_a_client_that_withdraws_between_rounds_is_not_waited_for(office, caplog):
     office.everybody()
 
     def before(stages):
         if stages[-1] == "masking/advertise" and stages.count("masking/advertise") == 2:
             office.organisations.kill("dee", signal.SIGINT)
 
-    started = time.monotonic()
     model, _ = office.fit(FKM(3, n_rounds=2), EXACT, before)
-    assert time.monotonic() - started < 30
+    assert "dee did not answer in time" not in caplog.text
     assert "left run" in office.organisations.log("dee")
     assert len(model.result_.sums[0].survivors) == 4
     assert {len(each.survivors) for each in model.result_.sums[1:]} == {3}
@@ -359,10 +358,18 @@ def test_what_is_changed_on_the_way_is_not_taken(office):
         node.stop()
         thread.join(20)
     assert heard == []
+    with meddling_proxy(organisations.port, lambda data: data) as port:  # leaves all as it is
+        node = FlowerNode(f"127.0.0.1:{port}", keys.node_key, organisations.parties.certificate)
+        thread = threading.Thread(target=node.serve, args=(heard.append, connected), daemon=True)
+        thread.start()
+        until(lambda: heard)
+        node.stop()
+        thread.join(20)
+    assert heard == ["connected"]
 
 
 @contextlib.contextmanager
-def meddling_proxy(port):
+def meddling_proxy(port, meddle=lambda data: data[:-1] + bytes([data[-1] ^ 1])):
     """Changes a byte of whatever the server sends once the client's part of the handshake is over.
 
     A client that has sent something for the second time has all of the server's part.
@@ -380,7 +387,7 @@ def meddling_proxy(port):
             if not data:
                 break
             if change and len(flights) > 1:
-                data = data[:-1] + bytes([data[-1] ^ 1])
+                data = meddle(data)
             elif not change:
                 flights.append(len(data))
             with contextlib.suppress(OSError):
@@ -467,7 +474,8 @@ def test_a_server_killed_and_started_again_aborts_cleanly(tmp_path):
             ledger.verify()
             charges = [row.charge for row in ledger.rows()]
         assert len({(c.run, c.step) for c in charges}) == len(charges), "charged twice"
-        assert len(charges) >= sent["masking/mask"], "a release went out uncharged"
+        # What was charged when the server was killed may not have been sent any more.
+        assert sent["masking/mask"] <= len(charges) <= sent["masking/mask"] + 1
         runs |= {c.run for c in charges}
     assert len(runs) == 2
 

@@ -350,7 +350,7 @@ def serve_briefly(node, on_connect=no_matter, seconds=5.0):
         timer.join()
 
 
-def asked(world, *names, seconds=10.0, **options):
+def asked(world, *names, seconds=40.0, **options):
     """Replies of parties that are asked, none of whom may be waited for in vain."""
     started = time.monotonic()
     engine = world.engine(names, timeout=seconds, **options)
@@ -677,7 +677,7 @@ def test_a_node_cannot_answer_what_another_was_asked(world, guest, forged):
     attacked = threading.Event()
     world.handlers["ada"] = lambda data: attacked.wait(10) and b"honest"
     with by_hand(world, guest) as (node, client):
-        engine = world.engine(["ada", "guest"], timeout=1.0)
+        engine = world.engine(["ada", "guest"], timeout=20.0, patience=3.0)
         engine._grid = grid = Interrupting(engine._grid, attack)
         replies = dict(engine.exchange({"ada": b"1", "guest": b"1"}))
     assert replies["ada"] == b"honest"
@@ -733,7 +733,7 @@ def test_a_reply_that_cannot_be_read_is_of_no_consequence_for_others(
     keep_identity(monkeypatch)
     monkeypatch.setattr(world, "grid", world.link.grid())
     with by_hand(world, guest) as (node, client):
-        engine = world.engine(["ada", "guest"], timeout=1.0)
+        engine = world.engine(["ada", "guest"], timeout=20.0, patience=3.0)
         engine._grid = Interrupting(
             engine._grid, lambda: push(node, client, *reply(pulled(node, client)))
         )
@@ -1008,7 +1008,19 @@ def test_a_request_whose_parts_come_after_it_is_answered(world, monkeypatch):
         return store(*args)
 
     monkeypatch.setattr(world.link._state, "store_object", slowly)
-    assert dict(world.engine(["ada"], timeout=2.0).exchange({"ada": b"1"})) == {"ada": b"re:1"}
+    assert dict(world.engine(["ada"], timeout=20.0).exchange({"ada": b"1"})) == {"ada": b"re:1"}
+
+
+def test_a_reply_that_begins_to_come_while_the_server_looks_is_not_lost(world, monkeypatch):
+    look = world.link._state.get_message_res
+
+    def slowly(**given):
+        time.sleep(0.05)
+        return look(**given)
+
+    monkeypatch.setattr(world.link._state, "get_message_res", slowly)
+    for _ in range(10):
+        assert asked(world, *world.names) == {n: f"re:{n}".encode() for n in world.names}
 
 
 def test_two_runs_at_once_do_not_get_in_each_others_way(world, monkeypatch):
