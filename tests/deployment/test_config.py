@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secure_fedclust import PrivacySpec
+from secure_fedclust.config import PlanConfig
 from secure_fedclust.datasets import read_client
 from secure_fedclust.deployment.config import (
     ClientConfig,
@@ -442,3 +443,9 @@ def test_an_npz_file_without_names_is_refused(tmp_path):
     np.savez(tmp_path / "records.npz", X=np.zeros((3, 2)))
     with pytest.raises(DataError, match="no named columns"):
         read_client(tmp_path / "records.npz", "ada")
+
+
+def test_a_run_between_organisations_can_be_planned_from_the_servers_file(tmp_path):
+    found = PlanConfig.read(written(tmp_path, READ["server"][1]))
+    assert type(found.estimator).__name__ == "FKM"
+    assert (found.n_clients, found.n_features) == (2, 2)

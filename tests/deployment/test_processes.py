@@ -480,6 +480,32 @@ def test_a_server_killed_and_started_again_aborts_cleanly(tmp_path):
     assert len(runs) == 2
 
 
+@pytest.mark.slow
+def test_the_servers_command_ends_with_4_and_without_a_result_when_too_few_are_left(tmp_path):
+    organisations = Organisations(tmp_path)
+    config, out, log = tmp_path / "server.toml", tmp_path / "out", tmp_path / "server.log"
+    config.write_text(
+        SERVER.format(port=organisations.port, keys=organisations.parties.server.folder)
+    )
+    try:
+        for name in NAMES:
+            organisations.start(name)
+        server = start(["server", config, "--out", out], log)
+        until(lambda: "masking/share" in log.read_text())
+        organisations.kill("ada")
+        organisations.kill("bob")
+        assert server.wait(120) == 4, log.read_text()
+    finally:
+        organisations.close()
+    assert "of at least 3 (min_survivors)" in log.read_text()
+    assert list(out.iterdir()) == []
+    for name in NAMES:
+        sent = organisations.log(name).count("answered masking/mask")
+        with organisations.ledger(name) as ledger:
+            ledger.verify()
+            assert sent <= len(ledger.rows()) <= sent + 1
+
+
 NETWORKS = """
 algorithm = "FedCRef"
 [parameters]
