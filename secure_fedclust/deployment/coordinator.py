@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from secure_fedclust import __version__
 from secure_fedclust.base import FederatedClusterer, plain_parameters
 from secure_fedclust.deployment.offer import (
     Ending,
@@ -218,6 +219,8 @@ def _answer(
     if reply.answer == "version":
         theirs = Stranger(reply.protocol, reply.version)
         return both_versions(theirs), None
+    if reply.version != __version__:
+        _log.info("%s has version %s, this is %s", party, reply.version, __version__)
     if reply.anchor is None:
         return reply.answer, None
     try:

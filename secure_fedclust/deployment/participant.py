@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from secure_fedclust import __version__
 from secure_fedclust.arrays import Ints
 from secure_fedclust.base import FederatedClusterer
 from secure_fedclust.config import algorithm_of, parameter_names
@@ -178,6 +179,8 @@ class Participant(ABC):
 
     def _consider(self, offer: Offer) -> Reply:
         """Take part, or say in a word why not; the log says it in full."""
+        if offer.version != __version__:
+            _log.info("the server has version %s, this is %s", offer.version, __version__)
         try:
             spec = self._admit(offer)
             self._join(offer)

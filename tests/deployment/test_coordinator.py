@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from secure_fedclust import FKM, KFed, PrivacySpec
+from secure_fedclust import FKM, KFed, PrivacySpec, __version__
 from secure_fedclust.deployment.coordinator import Anchors, end, enrol
 from secure_fedclust.deployment.offer import Ending, Offer, Reply, decode
 from secure_fedclust.engines import InProcessEngine
@@ -103,6 +103,16 @@ NO_ANCHORS = (
 def test_who_does_not_answer_an_offer_is_left_out(handle, said, caplog):
     assert enrolled(engine(bob=handle)).clients == ["ada", "cy", "dee"]
     assert said in caplog.text
+
+
+def test_another_version_that_speaks_the_same_protocol_takes_part_and_is_named(caplog):
+    caplog.set_level("INFO")
+
+    def older(data):
+        return Reply(decode(data).run, "yes", None, version="0.0.1").encode()
+
+    assert enrolled(engine(bob=older)).clients == list(NAMES)
+    assert f"bob has version 0.0.1, this is {__version__}" in caplog.text
 
 
 def test_those_that_are_left_go_on(parties, tmp_path):

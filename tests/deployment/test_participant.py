@@ -276,6 +276,12 @@ def test_another_version_is_answered_so_and_both_are_logged(home, caplog):
     assert f"{__version__} (protocol {PROTOCOL})" in caplog.text
 
 
+def test_another_version_that_speaks_the_same_protocol_is_named(home, caplog):
+    caplog.set_level("INFO")
+    assert answer(home.start(), offer(version="9.1")).answer == "yes"
+    assert f"the server has version 9.1, this is {__version__}" in caplog.text
+
+
 def test_an_offer_repeated_changes_nothing(home):
     party = home.start()
     pairs, *_ = recorded(party)
