@@ -174,8 +174,9 @@ class FederatedClusterer(ClusterMixin, BaseEstimator, ABC):  # type: ignore[misc
                 resumed=None if journal is None else journal.run,
             )
             if journal is not None:
-                journal.begin(seed, run.session.run, run.session.clients)
+                journal.begin(seed, run.session.run, run.session.clients, run.session.floor)
                 run.session.run, run.session.journal = str(journal.run), journal
+                run.session.floor = dict(journal.floor)
             if spec.is_private:
                 clustering = self._fit_private(run, rng)
             else:

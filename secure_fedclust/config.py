@@ -82,8 +82,9 @@ class PlanConfig:
             n_clients = len(data["source"])
         elif "benchmark" in data:
             n_clients = data.get("n_clients", N_CLIENTS)
-        elif "server" in content and "clients" in table_of(content, "server"):
-            n_clients = len(table_of(content, "server")["clients"])
+        elif "server" in content:
+            named = table_of(content, "server").get("clients")
+            n_clients = len(named) if isinstance(named, list) else None
         n_features = None if estimator.privacy is None else estimator.privacy.n_features
         if n_features is None and isinstance(data.get("columns"), list):
             n_features = len(data["columns"])

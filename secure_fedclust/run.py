@@ -86,7 +86,8 @@ class Run:
                 f"experiments; sampler='secure' would give {spec.describe()}"
             )
         each = bool(self.costs().get("local"))
-        sentence = spec.describe() + on_sums(spec, len(self.session.clients), each)
+        n_clients = len(self.session.clients)
+        sentence = spec.describe() + on_sums(spec, n_clients, each)
         if not spec.is_private:
             return sentence
         if self.ledger is None:
@@ -99,7 +100,7 @@ class Run:
             row.charge.inputs.get("records", persons) < persons for row in self.ledger.rows()
         ):
             return sentence + FEWER_RECORDS
-        return sentence + on_the_ledger(spec, self.ledger.limit, self.ledger.quorums())
+        return sentence + on_the_ledger(spec, self.ledger.limit, self.ledger.quorums(), n_clients)
 
     def spent(self) -> dict[str, float]:
         """Epsilon that the run has cost each client, at the spec's delta: information, no claim.
@@ -158,7 +159,7 @@ class Run:
         return max(local, 0.0), sums
 
 
-def on_the_ledger(spec: PrivacySpec, limit: Limit, quorums: Set[Quorum]) -> str:
+def on_the_ledger(spec: PrivacySpec, limit: Limit, quorums: Set[Quorum], n_clients: int) -> str:
     """How the guarantee of a run ends that was charged to a ledger which others use, too.
 
     Parameters
@@ -169,20 +170,23 @@ def on_the_ledger(spec: PrivacySpec, limit: Limit, quorums: Set[Quorum]) -> str:
         The ledger's.
     quorums : set of Quorum
         What the releases on the ledger assume that are in sums.
+    n_clients : int
+        Clients of the run.
     """
     persons = spec.records_per_person
     epsilon = limit.epsilon if persons is None else limit.group_epsilon(persons)
     ending = f"{ALL_RUNS} (epsilon={epsilon:.4g}, delta={limit.delta:g})"
     if persons is not None:
         ending += f", if none uses more than {persons} records of a person"
-    # Where all assume what this run does, its own sentence has said it.
+    # Where all assume what this run does, its own sentence has said it; but a ledger does not know
+    # how many clients there were in other runs.
+    many = MANY * any(quorum.trusts_server for quorum in quorums)
     if not quorums or (spec.protection != "none" and quorums == {quorum_of(spec)}):
-        return ending
+        return ending + many * (not on_sums(spec, n_clients, each=False))
     colluders = min(quorum.colluders for quorum in quorums)
     active = all(quorum.active_server for quorum in quorums)
     key_holder = any(quorum.key_holder for quorum in quorums)
-    against = adversary(colluders, active, key_holder)
-    against += MANY * any(quorum.trusts_server for quorum in quorums)
+    against = adversary(colluders, active, key_holder) + many
     return f"{ending}; all of them together only against {against}"
 
 
@@ -258,8 +262,7 @@ def open_run(
         width = spec.n_features if clients.columns is None else len(clients.columns)
         session = Session(clients, spec, width, secure_sum)
         session.run, session.anchors = clients.run, clients.anchors
-        if resumed is None:
-            session.floor = {name: rows for name, (rows, _) in clients.anchors.items()}
+        session.floor = {name: rows for name, (rows, _) in clients.anchors.items()}
         facts = {
             "run": clients.run,
             "encrypted": clients.encrypted,

@@ -5,13 +5,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 
 from secure_fedclust import __version__
 from secure_fedclust.base import FederatedClusterer, plain_parameters
 from secure_fedclust.deployment.offer import (
+    MOST_GREETING,
+    Answer,
     Ending,
     Offer,
     Reply,
@@ -34,8 +36,6 @@ from secure_fedclust.run import check_available, generator, require_spec
 
 NOT_SENT: Final = ("random_state", "sampler")
 """Parameters that are no business of the clients."""
-
-_SILENT = "no answer"
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def enrol(
         if key_holder is None:
             raise ParameterError("protection='ckks' needs a key holder: name one in [server]")
         offers[KEY_HOLDER] = offer(key_holder, 0, "key holder")
-    answers = dict.fromkeys(offers, _SILENT)
+    answers = dict.fromkeys(offers, "no answer")
     members: dict[str, tuple[int, str] | None] = {}
     for party, data in engine.exchange(offers):
         answers[party], anchor = _answer(party, run, data, seen.get(party))
@@ -121,7 +121,7 @@ def enrol(
             + (", and a key holder" if spec.protection == "ckks" else "")
             + f" ({why}). Their logs say more; nothing was charged"
         )
-        error.refused = tuple(p for p, answer in missing.items() if answer != _SILENT)
+        error.refused = tuple(p for p, answer in missing.items() if answer in get_args(Answer))
         raise error
     _log.info("run %s: %s take part", run, ", ".join(members))
     found = {name: anchor for name, anchor in members.items() if anchor is not None}
@@ -209,7 +209,7 @@ def _answer(
 ) -> tuple[str, tuple[int, str] | None]:
     """What a party says to an offer, and where its ledger stands."""
     try:
-        reply = decode(data)
+        reply = decode(data, MOST_GREETING)
     except ProtocolError as error:
         return str(error), None
     if isinstance(reply, Stranger):

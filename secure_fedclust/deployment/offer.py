@@ -150,12 +150,14 @@ class Stranger:
     version: str
 
 
-def decode(data: bytes) -> Offer | Reply | Ending | Stranger:
-    """Read a message; of another version only which it is can be told."""
+def decode(data: bytes, most: int = MAX_BYTES) -> Offer | Reply | Ending | Stranger:
+    """Read a message of so many bytes; of another version only which it is can be told."""
     try:
-        if not is_greeting(data) or len(data) > _most(data):
+        if not is_greeting(data) or len(data) > min(most, _most(data)):
             raise ValueError("not a greeting")
-        content = json.loads(data[len(_GREETING) :], parse_constant=_no_number)
+        content = json.loads(
+            data[len(_GREETING) :], parse_constant=_no_number, object_pairs_hook=_each_once
+        )
         kind, protocol, version = content.pop("kind"), content["protocol"], content["version"]
         if type(protocol) is not int or not (type(version) is str and _can_be_shown(version)):
             raise ValueError("no version")
@@ -194,6 +196,13 @@ def anchor_of(given: Any) -> tuple[int, str]:
         field.unpack(name, each) for (name, field), each in zip(ANCHOR.items(), given, strict=True)
     )
     return rows, head
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is there twice")
+    return found
 
 
 def _no_number(name: str) -> None:

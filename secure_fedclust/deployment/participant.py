@@ -10,6 +10,7 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -222,7 +223,8 @@ class Participant(ABC):
         if self._offer is not None and offer.run == self._offer.run:
             # A server that was killed offers its run again, and may have forgotten the last of what
             # it has heard: this party goes on from where it would, had it been killed as well.
-            if replace(offer, seed=self._offer.seed, anchor=self._offer.anchor) != self._offer:
+            known = {name: getattr(self._offer, name) for name in ("seed", "anchor", "version")}
+            if replace(offer, **known) != self._offer:
                 raise ProtocolError("the run is offered again, and is another one")
             party = self._open(self._offer)
             self._remember(party)
@@ -268,7 +270,8 @@ class Participant(ABC):
                 _log.error("the result is not kept: %s", error)
             except Exception:  # there is no end of what a server could send
                 _log.exception("the result is not kept: it cannot be used")
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def _forget(self) -> None:
         for name in (RUN, MEMORY):

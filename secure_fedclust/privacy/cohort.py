@@ -71,15 +71,22 @@ class Rules:
             )
 
     def enough(
-        self, there: Sequence[str], asked: Sequence[str], have_done: str, *, charged: bool = True
+        self,
+        there: Sequence[str],
+        asked: Sequence[str],
+        have_done: str,
+        *,
+        charged: bool = True,
+        smallest: int = 1,
     ) -> list[str]:
         """Who is there, of those that were asked, or an error if these are too few.
 
-        `charged` says whether it has begun to cost anything: it is not begun by too few for a sum.
+        `charged` says whether the sum has begun to cost anything, `smallest` how many must begin it
+        whatever the quorum is.
         """
         least, why, less = self.min_survivors, "min_survivors", ""
-        if not charged and least < SMALLEST_COHORT:
-            least, why = SMALLEST_COHORT, "no fewer begin a sum"
+        if least < smallest:
+            least, why = smallest, "no fewer begin a sum"
         else:
             less = ", or with a lower min_survivors, which means more noise"
         if len(there) < least:

@@ -31,7 +31,7 @@ import numpy as np
 from secure_fedclust.arrays import Ints
 from secure_fedclust.errors import AggregationAborted, ParameterError
 from secure_fedclust.messages import Bounds, Values
-from secure_fedclust.privacy.cohort import Rules
+from secure_fedclust.privacy.cohort import SMALLEST_COHORT, Rules
 from secure_fedclust.privacy.graph import Graph
 from secure_fedclust.privacy.identity import SIGNATURE_BYTES, is_signed
 from secure_fedclust.privacy.masking_opening import Flags, Opening
@@ -77,7 +77,11 @@ class Masking(SecureSum):
 
         advertised = self._advertised(ask, clients, question)
         self.rules.enough(
-            list(advertised), clients, "have sent keys that others can use", charged=False
+            list(advertised),
+            clients,
+            "have sent keys that others can use",
+            charged=False,
+            smallest=SMALLEST_COHORT,
         )
         cohort = self._cohort(advertised)
         graph, n, place = cohort.graph, cohort.graph.n_clients, cohort.place

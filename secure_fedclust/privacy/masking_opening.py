@@ -85,7 +85,7 @@ class Opening:
         """The secrets that are opened, one of each member, which must fit what it has sent before.
 
         Where one does not, a holder's shares are wrong. All holders are left out in turn, as many
-        at a time as can be spared: one that is wrong is done without if at least one can be.
+        at a time as can be spared: one that is wrong is done without, if there are turns enough.
         """
         least, found = self.graph.threshold, dict[int, bytes]()
         wanted = np.flatnonzero(self.member)
@@ -102,11 +102,9 @@ class Opening:
             wanted = wanted[(turn == 0) | ((turn - 1) * spare < least * (spare > 0))]
             if not len(wanted):
                 break
-            pieces = -(-len(wanted) * least * KEY_BYTES // _AT_A_TIME)
-            for owners in np.array_split(wanted, pieces):
-                for place, secret in zip(owners.tolist(), self._joined(owners, turn), strict=True):
-                    if secret is not None and self._fits(place, secret):
-                        found[place] = secret
+            for place, secret in zip(wanted.tolist(), self._joined(wanted, turn), strict=True):
+                if secret is not None and self._fits(place, secret):
+                    found[place] = secret
             wanted = np.array([place for place in wanted if place not in found], dtype=np.int64)
         for place in np.flatnonzero(self.member).tolist():
             if place not in found:
@@ -117,7 +115,7 @@ class Opening:
                 )
         return found
 
-    def _joined(self, owners: Ints, turn: int) -> list[bytes | None]:
+    def _joined(self, owners: Ints, turn: int) -> Iterator[bytes | None]:
         """A secret of each owner, from as few of its holders as are needed, others in each turn."""
         least, held = self.graph.threshold, self._held[owners]
         there = held.sum(axis=1, keepdims=True)
@@ -125,11 +123,14 @@ class Opening:
         holders = np.argsort(~held, axis=1, kind="stable")
         chosen = (turn * (there - least) + np.arange(least)) % there
         holders = np.take_along_axis(holders, chosen, axis=1)
-        shares = self._shares[owners[:, None], holders].swapaxes(0, 1)
         # On a complete graph all have the same holders.
         distinct, which = np.unique(holders + 1, axis=0, return_inverse=True)
         weights = shamir.weights(distinct)
-        return shamir.join(weights[0] if len(distinct) == 1 else weights[which.ravel()], shares)
+        pieces = -(-len(owners) * least * KEY_BYTES // _AT_A_TIME)
+        for part in np.array_split(np.arange(len(owners)), pieces):
+            shares = self._shares[owners[part, None], holders[part]].swapaxes(0, 1)
+            own = weights[0] if len(distinct) == 1 else weights[which.ravel()[part]]
+            yield from shamir.join(own, shares)
 
     def _fits(self, place: int, secret: bytes) -> bool:
         """Whether a secret is the seed, or the mask key, that fits what was advertised."""

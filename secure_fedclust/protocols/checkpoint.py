@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Results = dict[str, dict[str, Any]]
 """What a step came to: for each client, or whatever else there is one of each, named values."""
 
-_FORMAT = "secure_fedclust checkpoint 2"
+_FORMAT = "secure_fedclust checkpoint 3"
 _LOCK = "lock"
 _MANIFEST = "run.json"
 _UNREADABLE = (
@@ -63,6 +63,8 @@ class Journal:
         self.settings = json.loads(json.dumps({"format": _FORMAT, **settings}))
         self.seed: int | None = None
         self.run: str | None = None
+        self.floor: dict[str, int] = {}
+        """Rows that each client's ledger had when the run was begun."""
         self._locked: TextIO | None = None
         if self._manifest.exists():
             self._read_manifest()
@@ -85,6 +87,7 @@ class Journal:
             found = json.loads(self._manifest.read_text(encoding="utf-8"))
             settings, self.seed, self.run = found["settings"], int(found["seed"]), str(found["run"])
             self._clients = [str(client) for client in found["clients"]]
+            self.floor = {str(name): int(rows) for name, rows in found["ledgers"].items()}
             settings.get("format")
         except _UNREADABLE as error:
             raise CheckpointError(f"{self._manifest} cannot be read: {error}") from error
@@ -95,7 +98,9 @@ class Journal:
                     f"the {name} that it was begun with"
                 )
 
-    def begin(self, seed: int, run: str, clients: Sequence[str]) -> None:
+    def begin(
+        self, seed: int, run: str, clients: Sequence[str], floor: Mapping[str, int] | None = None
+    ) -> None:
         """Write down what the run is about; if it is there, it must be about the same clients."""
         if self.run is not None and list(clients) != self._clients:
             raise CheckpointError(
@@ -109,12 +114,13 @@ class Journal:
         if self._locked is None:
             self._lock()
         if self.run is None:
-            self.seed, self.run = seed, run
+            self.seed, self.run, self.floor = seed, run, dict(floor or {})
             content = {
                 "settings": self.settings,
                 "seed": seed,
                 "run": run,
                 "clients": list(clients),
+                "ledgers": self.floor,
             }
             replace_file(self._manifest, json.dumps(content, indent=1).encode())
 

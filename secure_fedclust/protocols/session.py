@@ -92,10 +92,10 @@ class Session:
         self.history: list[Exchange] = []
         self.n_features = n_features
         self.anchors: dict[str, tuple[int, str]] = {}
+        """Where each client's ledger stood when it last replied: number of rows, last hash."""
         # Rows that each ledger has had at the last reply. In a run that is gone on with replies
         # can be what clients had sent before, when their ledgers were shorter than they are now.
         self.floor: dict[str, int] = {}
-        """Where each client's ledger stood when it last replied: number of rows, last hash."""
         self.shares: dict[str, float] = dict.fromkeys(self.clients, 0.0)
         """Share of the run's budget that each client was asked to spend so far."""
         self.sum_shares: dict[str, float] = dict.fromkeys(self.clients, 0.0)

@@ -139,7 +139,8 @@ def test_too_few_are_named_with_their_reasons():
 def test_who_has_refused_a_run_need_not_be_told_of_its_end():
     with pytest.raises(NotAdmitted) as error:
         enrolled(engine(ada=says("policy"), bob=no_answer, cy=lambda data: b""), min_clients=2)
-    assert error.value.refused == ("ada", "cy")
+    # Who has answered something else may take part for all that anybody knows.
+    assert error.value.refused == ("ada",)
 
 
 def test_nobody_is_too_few():

@@ -74,18 +74,20 @@ def fit(parties, found, model, spec, before=lambda engine: None, folder=None):
     return model, engine
 
 
-def test_a_client_killed_between_exact_sums_is_in_the_next_one(parties, tmp_path):
+@pytest.mark.parametrize("lost", [1, 5], ids=["while the region is agreed on", "later"])
+def test_a_client_killed_between_exact_sums_is_in_the_next_one(parties, tmp_path, lost):
     found = participants(parties, records(), EXACT, tmp_path)
 
     def before(engine):
-        if engine.stages.count("masking/advertise") == 5 and engine.stages[-1] == "masking/share":
+        begun = engine.stages.count("masking/advertise")
+        if begun == lost and engine.stages[-1] == "masking/share":
             found["bob"].resume()  # as a new process does
 
     model, _ = fit(parties, found, FKM(3, n_rounds=3), EXACT, before)
     survivors = [each.survivors for each in model.result_.sums]
-    assert "bob" not in survivors[4]
-    assert all(set(each) == set(NAMES) for each in survivors[:4] + survivors[5:])
-    assert len(survivors) > 6
+    assert "bob" not in survivors.pop(lost - 1)
+    assert all(set(each) == set(NAMES) for each in survivors)
+    assert len(survivors) > 5
 
 
 class Killed(Exception):
@@ -138,18 +140,51 @@ def goes_on(parties, folder, name, protection, at):
     for client in NAMES:
         ledger = found[client]._ledger
         ledger.verify([Anchor(*model.result_.anchors[client])])
+        assert model.result_.anchors[client][0] == ledger.anchor().rows
         assert len({row.charge.run for row in ledger.rows()}) == 1
 
 
-def test_a_ledger_that_loses_rows_during_a_run_is_noticed_by_the_server(parties, tmp_path):
+def swapped(found, folder, spec):
+    """Give bob a ledger without any row, when the client does not look any more."""
+    older = new_ledger(folder / "older.sqlite", spec)
+    found["bob"]._party.releases.ledger = found["bob"]._ledger = older
+    found["bob"]._party.releases.anchor = older.anchor()
+
+
+@pytest.mark.parametrize("at", [1, 3], ids=["after the offer", "later"])
+def test_a_ledger_that_loses_rows_during_a_run_is_noticed_by_the_server(parties, tmp_path, at):
     spec = with_protection(SPEC, "none")
     found = participants(parties, records(), spec, tmp_path)
+    fit(parties, found, FKM(3, n_rounds=3), spec)
 
     def before(engine):
-        if len(engine.stages) == 3:
-            older = new_ledger(tmp_path / "older.sqlite", spec)
-            found["bob"]._party.releases.ledger = found["bob"]._ledger = older
-            found["bob"]._party.releases.anchor = older.anchor()
+        if len(engine.stages) == at:
+            swapped(found, tmp_path, spec)
 
     model, _ = fit(parties, found, FKM(3, n_rounds=3), spec, before)
-    assert "it was exchanged for an older copy" in model.result_.history[2].rejected["bob"]
+    assert "it was exchanged for an older copy" in model.result_.history[at - 1].rejected["bob"]
+
+
+@pytest.mark.parametrize("at", [1, -2], ids=["begun", "nearly over"])
+def test_a_ledger_that_loses_rows_is_noticed_in_a_run_that_is_gone_on_with(parties, tmp_path, at):
+    pytest.importorskip("torch")
+    spec, model = with_protection(SPEC, "none"), NETWORKS["FedCRef"]
+    found = participants(parties, records(), spec, tmp_path)
+    fit(parties, found, FKM(3, n_rounds=3), spec)
+    stages = whole(parties, tmp_path, "FedCRef", "none")
+    at = at % len(stages)
+
+    def killed(engine):
+        if len(engine.stages) == at + 1:
+            raise Killed
+
+    with pytest.raises(Killed):
+        fit(parties, found, model, spec, killed, tmp_path / "kept")
+
+    def before(engine):
+        if len(engine.stages) == 1:
+            swapped(found, tmp_path, spec)
+
+    again, _ = fit(parties, found, model, spec, before, tmp_path / "kept")
+    said = [each.rejected["bob"] for each in again.result_.history if "bob" in each.rejected]
+    assert "it was exchanged for an older copy" in said[0]

@@ -138,6 +138,15 @@ def test_a_message_beyond_the_limit_is_refused_before_it_is_parsed(monkeypatch):
             decode(start + b" " * (most + 1 - len(start)))
 
 
+def test_a_limit_holds_for_whatever_a_message_says_it_is():
+    fields = json.loads(OFFER.encode()[len(GREETING) :])
+    twice = json.dumps({"kind": "Ending"})[:-1] + ", " + json.dumps(fields)[1:]
+    with pytest.raises(ProtocolError, match="a name is there twice"):
+        decode(GREETING + twice.encode())
+    with pytest.raises(ProtocolError, match="not a greeting"):
+        decode(Ending("r", {"networks": "x" * 1000}).encode(), 1000)
+
+
 def test_an_ending_may_be_longer_than_an_offer():
     result = {"networks": "x" * MOST_GREETING}
     assert decode(Ending("r", result).encode()) == Ending("r", result)

@@ -449,3 +449,15 @@ def test_a_question_that_is_not_for_a_sum_of_this_run_is_not_answered(no_noise, 
     with pytest.raises(AggregationAborted):
         total()
     assert not ledger.rows()
+
+
+def test_what_too_few_would_begin_is_not_begun_and_says_who_is_missing():
+    f = Federation(3, 2)
+    f.lost = [(ADVERTISE, "client 1")]
+    with pytest.raises(AggregationAborted) as error:
+        f.total()
+    said = str(error.value)
+    assert "of at least 3 (no fewer begin a sum); missing: client 1" in said
+    assert "This sum was not begun, and costs nothing; what others cost stays charged" in said
+    f.lost = [(SHARE, "client 1")]  # it has begun: two are enough then
+    assert is_exact(f, f.total())

@@ -596,6 +596,14 @@ def test_all_runs_together_claim_no_more_than_the_weakest_of_them(tmp_path):
         assert said.endswith(MANY), "nobody knows how many clients there were in those runs"
 
 
+def test_a_ledger_does_not_know_how_many_clients_there_were_in_other_runs(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    Ledger.create(path, epsilon=9.0, delta=1e-5).close()
+    spec = spec_of(2, epsilon=1.0)
+    said = fit(FKM(3), records(2), spec, sampler="secure", ledger=path).guarantee_
+    assert said.count(MANY) == 1 and said.endswith(MANY)
+
+
 def test_several_records_of_a_person_count_in_the_fallback_too():
     frame = pd.concat(
         pd.DataFrame({"site": name, "who": np.arange(len(X)) // 3, "x": X[:, 0], "y": X[:, 1]})

@@ -189,6 +189,7 @@ def _ending_now(
     What the result says must be what could be said when the run ended, or at some time since.
     """
     known: set[Quorum] = set()
+    n_clients = len(participants(result))
     possible = {EXPERIMENTS}
     last = max(rows for rows, _ in result.anchors.values())
     for row in facts.rows:
@@ -196,7 +197,7 @@ def _ending_now(
         new = quorum is not None and quorum not in known
         known |= set() if quorum is None else {quorum}
         if row.number == last or (new and row.number > last):
-            possible.add(on_the_ledger(spec, facts.limit, known))
+            possible.add(on_the_ledger(spec, facts.limit, known, n_clients))
     if stated not in possible:
         raise ParameterError(
             f"the result's guarantee ends {stated[:400]!r}, which is not what its ledger says: one "
@@ -204,7 +205,7 @@ def _ending_now(
         )
     if ledger.has_experiments or stated == EXPERIMENTS:
         return EXPERIMENTS
-    return on_the_ledger(spec, facts.limit, known)
+    return on_the_ledger(spec, facts.limit, known, n_clients)
 
 
 def _check_ledger(
