@@ -26,11 +26,18 @@ def lines(folder):
     return (folder / "cells.jsonl").read_bytes().splitlines()
 
 
+@pytest.fixture(autouse=True)
+def no_luck(monkeypatch):
+    """Noise decides whether ARI falls by chance, of which there would be a warning."""
+    monkeypatch.setattr("secure_fedclust.sweep.study.falling", lambda rows: [])
+
+
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
     """A folder with a sweep of four runs."""
     folder = tmp_path_factory.mktemp("original")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("secure_fedclust.sweep.study.falling", lambda rows: [])
         patch.setattr("secure_fedclust.sweep.plots.draw_all", lambda *given: ())
         run(CONTENT, folder)
     return folder
