@@ -17,7 +17,7 @@ from secure_fedclust.privacy.accounting import Limit, epsilon_of
 from secure_fedclust.privacy.grid import most_records
 from secure_fedclust.privacy.ledger import IN_A_SUM, Ledger, Quorum
 from secure_fedclust.privacy.mechanism import SamplerName
-from secure_fedclust.privacy.plan import MANY, fallback, on_sums
+from secure_fedclust.privacy.plan import MANY, MANY_ELSEWHERE, fallback, on_sums
 from secure_fedclust.privacy.release import ExactSums, Releases
 from secure_fedclust.privacy.secure_sum import Summand
 from secure_fedclust.privacy.spec import PrivacySpec, adversary
@@ -178,15 +178,16 @@ def on_the_ledger(spec: PrivacySpec, limit: Limit, quorums: Set[Quorum], n_clien
     ending = f"{ALL_RUNS} (epsilon={epsilon:.4g}, delta={limit.delta:g})"
     if persons is not None:
         ending += f", if none uses more than {persons} records of a person"
+    trusting = any(quorum.trusts_server for quorum in quorums)
     # Where all assume what this run does, its own sentence has said it; but a ledger does not know
     # how many clients there were in other runs.
-    many = MANY * any(quorum.trusts_server for quorum in quorums)
     if not quorums or (spec.protection != "none" and quorums == {quorum_of(spec)}):
-        return ending + many * (not on_sums(spec, n_clients, each=False))
+        said = on_sums(spec, n_clients, each=False)
+        return ending + MANY_ELSEWHERE * (trusting and not said)
     colluders = min(quorum.colluders for quorum in quorums)
     active = all(quorum.active_server for quorum in quorums)
     key_holder = any(quorum.key_holder for quorum in quorums)
-    against = adversary(colluders, active, key_holder) + many
+    against = adversary(colluders, active, key_holder) + MANY * trusting
     return f"{ending}; all of them together only against {against}"
 
 

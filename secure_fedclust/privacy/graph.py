@@ -166,11 +166,6 @@ def insecurity(
     return opened + parted(n_clients, colluders + dropouts, degree)
 
 
-def incorrectness(n_clients: int, dropouts: int, degree: int, threshold: int) -> Fraction:
-    """Bound on the probability of an order on which some secret cannot be opened."""
-    return n_clients * tail(n_clients - 1, dropouts, degree, degree - threshold + 1)
-
-
 def parted(n_clients: int, gone: int, degree: int) -> Fraction:
     """Bound on the probability that those left on the ring do not hang together.
 

@@ -269,11 +269,16 @@ def _needs(release: PlannedRelease, spec: PrivacySpec, limit: Limit, n_clients: 
 ALSO_SEEN = "; the server also sees each client's answers, with noise enough by itself"
 """What a guarantee about sums adds, where not all is sums."""
 
-MANY = (
-    f"; sums over {SPARSE_FROM} clients or more assume besides that clients on the server's side "
-    "keep to the protocol, too, and hold but for a probability of 2^-40 each"
+_BESIDES = (
+    "assume besides that clients on the server's side keep to the protocol, too, and hold but for "
+    "a probability of 2^-40 each"
 )
+
+MANY = f"; sums over {SPARSE_FROM} clients or more {_BESIDES}"
 """What it adds where clients under masks do not share keys with all others."""
+
+MANY_ELSEWHERE = f"; if other runs had sums over {SPARSE_FROM} clients or more, these {_BESIDES}"
+"""The same about other runs on a ledger, which does not say how many clients they had."""
 
 
 def on_sums(spec: PrivacySpec, n_clients: int, each: bool) -> str:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from secure_fedclust import FKM, GOLD, DeepFeCA, FeCA, FedCRef, FedGEM, KFed, PrivacySpec
+from secure_fedclust import FKM, GOLD, FeCA, FedGEM, KFed, PrivacySpec
 
-from .world import NAMES, fit_here, fit_over, silence, with_protection
+from .world import NAMES, NETWORKS, fit_here, fit_over, silence, with_protection
 
 NONE = PrivacySpec.none(reason="test")
 SPEC = PrivacySpec(epsilon=20.0, delta=1e-5, ranges=[(0, 1)] * 4, public_size=60)
@@ -22,16 +22,6 @@ MODELS = {
 }
 PRIVATE_ONLY = {"FKM one shot", "FedGEM sums"}
 """Which are ways to spend a budget."""
-
-NETWORKS = {
-    "FedCRef": FedCRef(
-        3, hidden=(3, 2), n_rounds=2, max_iter=1, start_epochs=1, local_epochs=1, batch_size=64,
-        theta=1e6, alpha=0.0,
-    ),
-    "DeepFeCA": DeepFeCA(
-        3, hidden=(4,), n_features_out=3, n_init=1, n_rounds=1, local_epochs=1, batch_size=64
-    ),
-}  # fmt: skip
 
 
 def records(n=60):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 
-from secure_fedclust import FKM, DeepFeCA, FedCRef, PrivacySpec
+from secure_fedclust import FKM, PrivacySpec
 from secure_fedclust.engines import InProcessEngine
 from secure_fedclust.messages import KEY_HOLDER, read_envelope
 from secure_fedclust.privacy.ledger import Anchor
@@ -14,6 +14,7 @@ from secure_fedclust.protocols.sums import with_quorum
 from .world import (
     HOLDER,
     NAMES,
+    NETWORKS,
     Parties,
     new_ledger,
     offered,
@@ -25,15 +26,6 @@ from .world import (
 COLUMNS = ["f0", "f1", "f2", "f3"]
 EXACT = PrivacySpec.none(reason="test", protection="masking", min_survivors=3)
 SPEC = PrivacySpec(epsilon=20.0, delta=1e-5, ranges=[(0, 1)] * 4, public_size=60)
-NETWORKS = {
-    "FedCRef": FedCRef(
-        3, hidden=(3, 2), n_rounds=2, max_iter=1, start_epochs=1, local_epochs=1, batch_size=64,
-        theta=1e6, alpha=0.0,
-    ),
-    "DeepFeCA": DeepFeCA(
-        3, hidden=(4,), n_features_out=3, n_init=1, n_rounds=1, local_epochs=1, batch_size=64
-    ),
-}  # fmt: skip
 SUMS = ("masking/mask", "ckks/encrypt")
 
 

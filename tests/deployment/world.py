@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.base import clone
 
-from secure_fedclust import FederationWarning, Ledger, PrivacyWarning
+from secure_fedclust import DeepFeCA, FedCRef, FederationWarning, Ledger, PrivacyWarning
 from secure_fedclust.deployment.coordinator import end, enrol
 from secure_fedclust.deployment.keys import SERVER, Keys
 from secure_fedclust.deployment.participant import ClientParticipant, KeyHolderParticipant
@@ -25,6 +25,17 @@ from secure_fedclust.records import Clients
 NAMES = ("ada", "bob", "cy", "dee")
 HOLDER = "notary"
 SYSTEMS = ("FKM", "KFed", "FeCA", "FedGEM", "GOLD", "FedCRef", "DeepFeCA")
+NETWORKS = {
+    "FedCRef": FedCRef(
+        3, hidden=(3, 2), n_rounds=2, max_iter=1, start_epochs=1, local_epochs=1, batch_size=64,
+        theta=1e6, alpha=0.0,
+    ),
+    "DeepFeCA": DeepFeCA(
+        3, hidden=(4,), n_features_out=3, n_init=1, n_rounds=1, local_epochs=1, batch_size=64
+    ),
+}  # fmt: skip
+"""Small ones, for four features."""
+
 LENIENT = Policy(
     max_epsilon=100.0,
     max_delta=1e-4,

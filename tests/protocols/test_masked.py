@@ -38,7 +38,7 @@ from secure_fedclust.privacy.accounting import Limit, epsilon_of, slack_of
 from secure_fedclust.privacy.grid import SumGrid
 from secure_fedclust.privacy.identity import Identity
 from secure_fedclust.privacy.masking import MASK
-from secure_fedclust.privacy.plan import MANY
+from secure_fedclust.privacy.plan import MANY, MANY_ELSEWHERE
 from secure_fedclust.privacy.queries import CellSums
 from secure_fedclust.privacy.release import ExactSums, Releases
 from secure_fedclust.privacy.secure_sum import PlainSum, PlainSummand
@@ -601,7 +601,7 @@ def test_a_ledger_does_not_know_how_many_clients_there_were_in_other_runs(tmp_pa
     Ledger.create(path, epsilon=9.0, delta=1e-5).close()
     spec = spec_of(2, epsilon=1.0)
     said = fit(FKM(3), records(2), spec, sampler="secure", ledger=path).guarantee_
-    assert said.count(MANY) == 1 and said.endswith(MANY)
+    assert said.endswith(MANY_ELSEWHERE) and MANY not in said
 
 
 def test_several_records_of_a_person_count_in_the_fallback_too():
