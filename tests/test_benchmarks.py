@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from sklearn.metrics import normalized_mutual_info_score
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
@@ -331,7 +332,9 @@ def test_noisy_networks_shuffled_control_has_the_same_labels_at_other_records(
             noisy.fitted(model, clients, 0)
     right, wrong = given[0], given[len(clients)]
     corner = corners[0][0]
-    assert len(set(zip(corner, right, strict=True))) < len(set(zip(corner, wrong, strict=True)))
+    # Noise puts a record or two into another cluster than the rest of its corner.
+    told = [normalized_mutual_info_score(corner, labels) for labels in (right, wrong)]
+    assert told[0] > told[1]
 
 
 def test_networks_counts_wrong_links_isolated_clusters_and_classes(module):
